@@ -119,7 +119,7 @@ pub(crate) fn transition_event(transition: &Transition, ledger: &Ledger, now: No
         Transition::StackActivated(_) => EventKind::StackActivated,
         Transition::BypassStarted(_) => EventKind::Bypass,
         Transition::BypassEnded(_) => EventKind::BypassOver,
-        // An eviction event has the reason already; pods are listed by `/pods`.
+        // An eviction event has the reason already; the GPU's drain lists the pods.
         Transition::DrainBlocked { .. } | Transition::BypassPossible(_) => return None,
     };
     let gpu = transition.gpu(ledger).map(|gpu| gpu.to_string());

@@ -11,21 +11,28 @@ mod openapi;
 mod past_events;
 mod resources;
 mod routes;
+mod row;
 mod state;
 mod survey;
 
-pub use openapi::openapi_json;
 pub use resources::stack_entries::{NoVersion, resolve_version};
 pub use state::{EvictionCheck, Facts, NodeFacts, Registration, Step};
 
 use actix_web::web::{Data, ServiceConfig};
 use berth_core::Core;
 use berth_core::keeper::Snapshot;
-use berth_http::{AdminError, Application, Running};
+use berth_http::{AdminError, Application, RouteTable, Running};
 use state::State;
 use std::future::Future;
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
+
+/// The OpenAPI document.
+#[must_use]
+pub fn openapi_json() -> &'static str {
+    static JSON: LazyLock<String> = LazyLock::new(|| openapi::written(&routes::ROWS));
+    &JSON
+}
 
 /// A server that listens but does not respond yet: connections wait in the system's queue.
 pub struct Server {
@@ -78,7 +85,7 @@ impl Server {
     }
 }
 
-/// The routes of the API.
+/// The application of the server.
 #[derive(Clone)]
 struct Api {
     state: Data<State>,
@@ -87,14 +94,12 @@ struct Api {
 }
 
 impl Application for Api {
-    fn admin(&self, config: &mut ServiceConfig) {
-        config.app_data(self.state.clone());
-        routes::admin(config);
+    fn routes() -> &'static RouteTable {
+        &routes::TABLE
     }
 
-    fn health(&self, config: &mut ServiceConfig) {
+    fn data(&self, config: &mut ServiceConfig) {
         config.app_data(self.state.clone());
-        routes::health(config);
     }
 
     /// Starts before the first request is answered, so that each change by a client is an event.

@@ -1,30 +1,25 @@
-//! The API's description, generated from the handlers and the wire types, so that it cannot differ from them. A copy
-//! is committed as openapi/berth.json; a test compares them. Examples of bodies are composed from the examples of their
+//! The API's description, generated from the route table, the handlers and the wire types, so that it cannot differ from
+//! them. A copy is committed as openapi/berth.json; a test compares them. Examples of bodies are composed from the examples of their
 //! properties, so that each fits its schema and none is written twice.
 
-use crate::resources::events::{self, EVENT_STREAM};
-use crate::resources::{
-    access, allocations, comparisons, decisions, drains, driver, gpus, health, history, node, policies,
-    processes, stack, trials,
-};
+use crate::resources::events::EVENT_STREAM;
+use crate::row::{Condition, Description, Row};
 use actix_web::http::StatusCode;
 use actix_web::http::header::IF_NONE_MATCH;
 use berth_api::{
     Candidate, DrainOrder, Event, Kind, NewStack, NewTrial, Problem, ReleaseOrder, Rollback, Shape,
 };
-use berth_http::{PROBLEM_JSON, body};
+use berth_http::{Audience, PROBLEM_JSON, RouteRow, Verb, body};
 use serde_json::{Map, Value, json};
-use std::sync::LazyLock;
+use utoipa::OpenApi;
 use utoipa::openapi::example::ExampleBuilder;
 use utoipa::openapi::header::HeaderBuilder;
-use utoipa::openapi::path::{Operation, ParameterBuilder, ParameterIn};
-use utoipa::openapi::schema::{Object, ObjectBuilder, SchemaFormat, SchemaType, Type};
+use utoipa::openapi::path::{HttpMethod, Operation, Parameter, ParameterBuilder, ParameterIn};
+use utoipa::openapi::schema::{KnownFormat, Object, ObjectBuilder, SchemaFormat, SchemaType, Type};
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
 use utoipa::openapi::{
-    Content, ContentBuilder, OpenApi as Document, PathItem, Ref, RefOr, Required, Response, ResponseBuilder,
-    Schema,
+    Content, ContentBuilder, OpenApi as Document, Ref, RefOr, Required, Response, ResponseBuilder, Schema,
 };
-use utoipa::{Modify, OpenApi};
 
 #[derive(OpenApi)]
 #[openapi(
@@ -34,16 +29,6 @@ use utoipa::{Modify, OpenApi};
         license(name = "Apache-2.0", identifier = "Apache-2.0"),
     ),
     servers((url = "/", description = "This node")),
-    paths(
-        node::show, access::show, driver::release, driver::resume, gpus::list, gpus::show, gpus::forget, history::of_gpu, drains::cordon, drains::uncordon, drains::start, drains::show, drains::preview, drains::stop, drains::mark_healthy,
-        processes::list, processes::bypass, events::follow, history::of_events,
-        allocations::list, allocations::show, allocations::end,
-        decisions::list, decisions::show, decisions::input, decisions::explain,
-        comparisons::replay, comparisons::list, comparisons::add, comparisons::show, comparisons::end, trials::add,
-        policies::list, policies::upload, policies::show, policies::module, policies::delete,
-        stack::show, stack::activate, stack::reset, health::livez, health::readyz, health::metrics,
-        stack::history, stack::roll_back, stack::end_suspension,
-    ),
     components(schemas(Problem, Event)),
     tags(
         (name = "node", description = "The node and its daemon"),
@@ -57,46 +42,44 @@ use utoipa::{Modify, OpenApi};
         (name = "health", description = "For probes and scrapes; no token on the node and on the health listener"),
     ),
     security(("token" = [])),
-    modifiers(&Errors),
 )]
-struct Api;
+struct Base;
 
-/// The document.
-#[must_use]
-pub fn openapi_json() -> &'static str {
-    static JSON: LazyLock<String> = LazyLock::new(|| {
-        let mut json = Api::openapi().to_pretty_json().unwrap_or_default();
-        json.push('\n');
-        json
-    });
-    &JSON
-}
-
-/// Adds what all operations have in common: the token, and the errors.
-struct Errors;
-
-impl Modify for Errors {
-    fn modify(&self, document: &mut Document) {
-        let scheme = HttpBuilder::new()
-            .scheme(HttpAuthScheme::Bearer)
-            .description(Some("The content of the daemon's token file, by default /var/lib/berth/token"))
-            .build();
-        let components = document.components.get_or_insert_default();
-        components.add_security_scheme("token", SecurityScheme::Http(scheme));
-        for (path, item) in &mut document.paths.paths {
-            let guarded = path.starts_with("/api/v1/");
-            for (operation, is_change) in operations(item) {
-                complete(operation, path, guarded, is_change);
-                move_examples_into_descriptions(operation, path);
-            }
-        }
-        for (name, schema) in &mut document.components.get_or_insert_default().schemas {
-            if let RefOr::T(Schema::Object(schema)) = schema {
-                name_values(name, schema);
-            }
-        }
-        add_examples(document);
+/// The document of these operations.
+pub(crate) fn written(rows: &[Row]) -> String {
+    let mut document = Base::openapi();
+    for row in rows {
+        let Some(description) = &row.description else { continue };
+        let of_handler = (description.of_handler)();
+        let items = of_handler.paths.paths.into_values();
+        let mut operations = items.flat_map(|item| [item.get, item.put, item.post, item.delete]).flatten();
+        let Some(mut operation) = operations.next() else { continue };
+        complete(&mut operation, &row.route, description);
+        let method = match row.route.verb {
+            Verb::Get => HttpMethod::Get,
+            Verb::Put => HttpMethod::Put,
+            Verb::Post => HttpMethod::Post,
+            Verb::Delete => HttpMethod::Delete,
+        };
+        document.paths.add_path_operation(row.route.path, vec![method], operation);
+        let schemas = of_handler.components.map(|components| components.schemas).unwrap_or_default();
+        document.components.get_or_insert_default().schemas.extend(schemas);
     }
+    let scheme = HttpBuilder::new()
+        .scheme(HttpAuthScheme::Bearer)
+        .description(Some("The content of the daemon's token file, by default /var/lib/berth/token"))
+        .build();
+    let components = document.components.get_or_insert_default();
+    components.add_security_scheme("token", SecurityScheme::Http(scheme));
+    for (name, schema) in &mut components.schemas {
+        if let RefOr::T(Schema::Object(schema)) = schema {
+            name_values(name, schema);
+        }
+    }
+    add_examples(&mut document);
+    let mut json = document.to_pretty_json().unwrap_or_default();
+    json.push('\n');
+    json
 }
 
 /// Names the values of an enumeration for generators of clients, `drained` of `DrainState` as `DrainStateDrained`. In Go
@@ -118,51 +101,120 @@ const NO_QUERY: &str = "An unknown key in the query";
 /// The 403 of operations without another reason.
 const NOT_ALLOWED: &str = "The caller is not allowed to do this";
 
-/// Operations whose responses have a weak ETag, with 304 for `If-None-Match`.
-const CACHED: [&str; 18] = [
-    "getNode",
-    "getAccess",
-    "listGpus",
-    "getGpu",
-    "getGpuHistory",
-    "listPastEvents",
-    "listGpuProcesses",
-    "listBypasses",
-    "listAllocations",
-    "getAllocation",
-    "listDecisions",
-    "getDecision",
-    "listShadows",
-    "getShadow",
-    "listPolicies",
-    "getPolicy",
-    "listActivations",
-    "explainAllocation",
+/// A part of a path that varies.
+struct PathParameter {
+    /// What comes before it in the path, and its name.
+    at: &'static str,
+    about: &'static str,
+    /// Such that it exists on the node of the demo: its GPU 0, the shipped policy `binpack`, its first allocation, and
+    /// its first decision. A test compares the first two with the node.
+    example: PathExample,
+    /// The text of 400, unless the handler has another one.
+    malformed: Option<&'static str>,
+    /// The text of 404, unless the handler has another one.
+    unknown: Option<&'static str>,
+    /// What 404 shows.
+    kind: Kind,
+}
+
+/// The example of a path parameter, which tells its type.
+enum PathExample {
+    Text(&'static str),
+    Number(u64),
+    Index(u64),
+}
+
+static PATH_PARAMETERS: [PathParameter; 6] = [
+    PathParameter {
+        at: "gpus/{uuid}",
+        about: "UUID of the GPU; an index is answered with 404 and a hint with its UUID",
+        example: PathExample::Text("GPU-40e3b113-e356-8f83-a45c-ca82546b96d9"),
+        malformed: Some("No UUID"),
+        unknown: Some("No such GPU"),
+        kind: Kind::UnknownGpu,
+    },
+    PathParameter {
+        at: "policies/{digest}",
+        about: "sha256 of its bytes",
+        example: PathExample::Text("76026800cefffec9082ed267558050b28c0032f51a84779e9282bcd82a7f52bb"),
+        malformed: Some("No digest"),
+        unknown: Some("No such version"),
+        kind: Kind::UnknownPolicy,
+    },
+    PathParameter {
+        at: "allocations/{id}",
+        about: "The id of the allocation",
+        example: PathExample::Text("5eed0001-1"),
+        malformed: Some("No id"),
+        unknown: Some("There is no such allocation, or it has ended and is no longer kept"),
+        kind: Kind::UnknownAllocation,
+    },
+    PathParameter {
+        at: "shadows/{id}",
+        about: "The number of the shadow",
+        example: PathExample::Number(1),
+        malformed: Some("No number"),
+        unknown: Some("No such shadow"),
+        kind: Kind::UnknownShadow,
+    },
+    PathParameter {
+        at: "decisions/{seq}",
+        about: "The number of the decision",
+        example: PathExample::Number(1),
+        malformed: None,
+        unknown: None,
+        kind: Kind::UnknownDecision,
+    },
+    PathParameter {
+        at: "entries/{place}",
+        about: "Index of the entry in the active stack, from 0",
+        example: PathExample::Index(0),
+        malformed: None,
+        unknown: None,
+        kind: Kind::UnknownEntry,
+    },
 ];
 
-/// Responses of all operations with this in their path: part of the path, status, description. A handler whose reason is
-/// another one describes it itself; so for all common responses.
-const BY_PATH: [(&str, &str, &str); 9] = [
-    ("{uuid}", "400", "No UUID"),
-    ("{uuid}", "404", "No such GPU"),
-    ("{digest}", "400", "No digest"),
-    ("{digest}", "404", "No such version"),
-    ("/allocations/{id}", "400", "No id"),
-    ("/allocations/{id}", "404", "There is no such allocation, or it has ended and is no longer kept"),
-    ("/shadows/{id}", "400", "No number"),
-    ("/shadows/{id}", "404", "No such shadow"),
-    ("/decisions", "409", "This daemon has no journal"),
-];
+impl PathParameter {
+    /// The one that varies in this path.
+    fn of(path: &str) -> Option<&'static Self> {
+        PATH_PARAMETERS.iter().find(|parameter| path.contains(parameter.at))
+    }
 
-/// The 412 of changes with this in their path, which take `If-Match`.
-const CONDITIONAL: [(&str, &str); 3] = [
-    ("/stack", "Another client activated a stack first"),
-    ("/cordon", "Another client changed the drain state first"),
-    ("/drain", "Another client changed the drain state first"),
-];
+    fn shown(&self) -> Parameter {
+        let (_, name) = self.at.split_once('{').unwrap_or_default();
+        let integer = || ObjectBuilder::new().schema_type(Type::Integer).minimum(Some(0));
+        let (schema, example) = match self.example {
+            PathExample::Text(text) => (ObjectBuilder::new().schema_type(Type::String), text.into()),
+            PathExample::Number(number) => {
+                (integer().format(Some(SchemaFormat::KnownFormat(KnownFormat::Int64))), number.into())
+            }
+            PathExample::Index(index) => (integer(), index.into()),
+        };
+        ParameterBuilder::new()
+            .name(name.trim_end_matches('}'))
+            .parameter_in(ParameterIn::Path)
+            .required(Required::True)
+            .description(Some(self.about))
+            .schema(Some(RefOr::T(Schema::Object(schema.build()))))
+            .example(Some(example))
+            .build()
+    }
+}
 
-/// Operations whose body is optional.
-const BODY_OPTIONAL: [&str; 4] = ["cordonGpu", "drainGpu", "releaseDriver", "rollBackStack"];
+impl Condition {
+    fn shown(&self) -> Parameter {
+        let text = ObjectBuilder::new().schema_type(SchemaType::from_iter([Type::String, Type::Null]));
+        ParameterBuilder::new()
+            .name("If-Match")
+            .parameter_in(ParameterIn::Header)
+            .required(Required::False)
+            .description(Some(self.about))
+            .schema(Some(RefOr::T(Schema::Object(text.build()))))
+            .example(Some(self.example.into()))
+            .build()
+    }
+}
 
 /// Adds the condition, the tag, and 304.
 fn cached(operation: &mut Operation) {
@@ -188,35 +240,36 @@ fn cached(operation: &mut Operation) {
     responses.insert("304".into(), RefOr::T(same.build()));
 }
 
-/// The operations of a path, and whether each submits a command to the ledger's thread.
-fn operations(item: &mut PathItem) -> impl Iterator<Item = (&mut Operation, bool)> {
-    let reads = item.get.iter_mut().map(|o| (o, false));
-    let changes = [&mut item.put, &mut item.post, &mut item.delete];
-    reads.chain(changes.into_iter().flatten().map(|o| (o, true)))
-}
-
-fn complete(operation: &mut Operation, path: &str, guarded: bool, is_change: bool) {
-    let id = operation.operation_id.clone().unwrap_or_default();
-    if CACHED.contains(&id.as_str()) {
+/// Adds what the row knows of an operation, and what all operations have in common: the token, and the errors.
+fn complete(operation: &mut Operation, route: &RouteRow, description: &Description) {
+    operation.tags = Some(vec![description.tag.to_owned()]);
+    operation.operation_id = Some(description.id.to_owned());
+    let in_path = PathParameter::of(route.path);
+    let query = (description.query)();
+    let has_query = !query.is_empty();
+    let headers = operation.parameters.take().unwrap_or_default();
+    let mut parameters: Vec<RefOr<Parameter>> = query.into_iter().map(RefOr::T).collect();
+    parameters.extend(headers);
+    parameters.extend(description.condition.map(|condition| RefOr::T(condition.shown())));
+    parameters.splice(0..0, in_path.map(|parameter| RefOr::T(parameter.shown())));
+    operation.parameters = Some(parameters).filter(|parameters| !parameters.is_empty());
+    if description.is_cached {
         cached(operation);
     }
+    move_examples_into_descriptions(operation);
     if let Some(RefOr::T(body)) = &mut operation.request_body {
-        let needed = !BODY_OPTIONAL.contains(&id.as_str());
-        body.required = Some(if needed { Required::True } else { Required::False });
+        let is_optional = description.is_body_optional;
+        body.required = Some(if is_optional { Required::False } else { Required::True });
     }
     let has_body = operation.request_body.is_some();
-    let mut parameters = operation.parameters.iter().flatten();
-    let has_query =
-        parameters.any(|one| matches!(one, RefOr::T(one) if matches!(one.parameter_in, ParameterIn::Query)));
     let responses = &mut operation.responses.responses;
     let mut also = |status: &str, text: &str| {
         let response = ResponseBuilder::new().description(text).build();
         responses.entry(status.into()).or_insert(RefOr::T(response));
     };
     also("406", "Accept-Encoding excludes every encoding that the daemon can send");
-    for (_, status, text) in BY_PATH.iter().filter(|(part, ..)| path.contains(part)) {
-        also(status, text);
-    }
+    in_path.and_then(|parameter| parameter.malformed).into_iter().for_each(|text| also("400", text));
+    in_path.and_then(|parameter| parameter.unknown).into_iter().for_each(|text| also("404", text));
     also("400", if has_query { "A malformed query, or an unknown key in it" } else { NO_QUERY });
     if has_body {
         also("408", "The body was not received in time");
@@ -229,69 +282,48 @@ fn complete(operation: &mut Operation, path: &str, guarded: bool, is_change: boo
         "Too many requests wait, too many responses are unread, the store failed, or the daemon is stopping",
     );
     also("429", "Too many requests");
-    if guarded {
+    if route.audience == Audience::Guarded {
         also("401", "No credentials, or a wrong token");
         also("403", NOT_ALLOWED);
     }
-    if is_change {
-        for (_, text) in CONDITIONAL.iter().filter(|(part, _)| path.contains(part)) {
-            also("412", text);
-        }
+    if route.verb != Verb::Get {
+        description.condition.into_iter().for_each(|condition| also("412", condition.changed));
         also("412", "If-None-Match: * was sent, but the resource exists");
         also("504", "No answer in time; the request may have been carried out");
     }
     for (status, response) in responses {
         let status: Option<StatusCode> = status.parse().ok();
         if let (Some(status), RefOr::T(response)) = (status.filter(|s| s.as_u16() >= 400), response) {
-            show_problem(path, status, response);
+            show_problem(description, in_path, status, response);
         }
     }
 }
 
-/// The example of a parameter in a path, such that it exists on the node of the demo: its GPU 0, the shipped policy
-/// `binpack`, its first allocation, and its first decision. A test compares the first two with the node.
-fn path_example(path: &str, name: &str) -> Option<Value> {
-    match name {
-        "uuid" => Some("GPU-40e3b113-e356-8f83-a45c-ca82546b96d9".into()),
-        "digest" => Some("76026800cefffec9082ed267558050b28c0032f51a84779e9282bcd82a7f52bb".into()),
-        "id" if path.contains("/allocations/") => Some("5eed0001-1".into()),
-        "seq" => Some(1.into()),
-        _ => None,
-    }
-}
 /// The only optional parameter whose example Swagger UI fills in: without it, the stream of events has no end.
 const PREFILLED_PARAMETER: (&str, &str) = ("streamEvents", "follow");
 
 /// Makes each operation one that can be executed in Swagger UI as it stands. The page fills examples of parameters into
 /// their fields: a filter that was not meant empties a list, and an `If-Match` refuses a change. So the examples of optional
 /// parameters become a part of their descriptions.
-fn move_examples_into_descriptions(operation: &mut Operation, path: &str) {
+fn move_examples_into_descriptions(operation: &mut Operation) {
     let id = operation.operation_id.clone().unwrap_or_default();
     for parameter in operation.parameters.iter_mut().flatten() {
         let RefOr::T(parameter) = parameter else { continue };
-        let is_in_path = matches!(parameter.parameter_in, ParameterIn::Path);
-        let in_path = path_example(path, &parameter.name).filter(|_| is_in_path);
         let is_needed = matches!(parameter.required, Required::True)
             || PREFILLED_PARAMETER == (id.as_str(), parameter.name.as_str());
-        if is_needed && in_path.is_none() {
+        if is_needed {
             continue;
         }
         let example = serde_json::to_value(&*parameter)
             .ok()
             .and_then(|mut whole| Some(whole.get_mut("example")?.take()));
-        let new = match in_path {
-            Some(example) => Some(example),
-            None => {
-                if let Some(example) = example {
-                    let shown = example.as_str().map_or_else(|| example.to_string(), str::to_owned);
-                    let text = parameter.description.take().unwrap_or_default();
-                    let end = if text.ends_with('.') { "" } else { "." };
-                    parameter.description = Some(format!("{text}{end} Example: `{shown}`"));
-                }
-                None
-            }
-        };
-        *parameter = ParameterBuilder::from(parameter.clone()).example(new).build();
+        if let Some(example) = example {
+            let shown = example.as_str().map_or_else(|| example.to_string(), str::to_owned);
+            let text = parameter.description.take().unwrap_or_default();
+            let end = if text.ends_with('.') { "" } else { "." };
+            parameter.description = Some(format!("{text}{end} Example: `{shown}`"));
+        }
+        *parameter = ParameterBuilder::from(parameter.clone()).example(None).build();
     }
 }
 
@@ -325,33 +357,21 @@ fn fill_body(kind: &str, content: &mut RefOr<Content>, schemas: &Value) {
     }
 }
 
-fn show_problem(path: &str, status: StatusCode, response: &mut Response) {
+fn show_problem(
+    description: &Description,
+    in_path: Option<&PathParameter>,
+    status: StatusCode,
+    response: &mut Response,
+) {
     let detail = response.description.clone();
-    let noun = path.strip_prefix("/api/v1/").and_then(|rest| rest.split('/').next());
-    let kind = match (status.as_u16(), noun) {
-        (503, Some("events")) => Some(Kind::Streams),
-        (404, Some("gpus")) => Some(Kind::UnknownGpu),
-        (404, Some("allocations")) => Some(Kind::UnknownAllocation),
-        (404, Some("decisions")) => Some(Kind::UnknownDecision),
-        (404, Some("shadows")) => Some(Kind::UnknownShadow),
-        (409, Some("decisions" | "replays")) => Some(Kind::NoJournal),
-        (409, Some("shadows" | "trials")) => Some(Kind::Limit),
-        (400, _) if detail == NO_QUERY => Some(Kind::Query),
-        (403, _) if detail == NOT_ALLOWED => Some(Kind::Forbidden),
-        (403, _) => Some(Kind::Untrusted),
-        (404, Some("policies")) => Some(Kind::UnknownPolicy),
-        (404, Some("stack")) if path.ends_with("/suspension") => Some(Kind::UnknownEntry),
-        (404, Some("stack")) => Some(Kind::UnknownRevision),
-        (409, Some("policies")) => Some(Kind::InUse),
-        (409, Some("allocations")) => Some(Kind::Running),
-        (409, Some(_)) if path.contains("/drain") => Some(Kind::NoApiServer),
-        (409, Some(_)) => Some(Kind::State),
-        (422, Some("policies")) => Some(Kind::NotAPolicy),
-        (422, Some("stack")) => Some(Kind::StackFails),
-        (503, None) if path == "/livez" => Some(Kind::NotAlive),
-        (503, None) => Some(Kind::NotReady),
+    let of_row = description.kinds.iter().find(|(of, _)| *of == status.as_u16()).map(|(_, kind)| *kind);
+    let kind = of_row.or_else(|| match status.as_u16() {
+        404 => in_path.map(|parameter| parameter.kind),
+        400 if detail == NO_QUERY => Some(Kind::Query),
+        403 if detail == NOT_ALLOWED => Some(Kind::Forbidden),
+        403 => Some(Kind::Untrusted),
         _ => None,
-    };
+    });
     let example = match kind {
         Some(kind) => Problem::new(kind, detail),
         None => Problem::of_status(status.as_u16(), detail),
@@ -382,7 +402,8 @@ fn add_examples(document: &mut Document) {
         .and_then(|mut whole| whole.pointer_mut("/components/schemas").map(Value::take))
         .unwrap_or_default();
     for item in document.paths.paths.values_mut() {
-        for (operation, _) in operations(item) {
+        let operations = [&mut item.get, &mut item.put, &mut item.post, &mut item.delete];
+        for operation in operations.into_iter().flatten() {
             if let Some(RefOr::T(body)) = &mut operation.request_body {
                 body.content.iter_mut().for_each(|(kind, content)| fill_body(kind, content, &schemas));
             }

@@ -58,7 +58,8 @@ fn with_unit(value: Option<u32>, unit: &str) -> String {
 }
 
 fn gpu_row(sample: &GpuSample) -> Vec<String> {
-    // Of `2026-02-03T04:05:06.000Z`; the rows are in order, so that a new day is seen.
+    // The time of `2026-02-03T04:05:06.000Z` without its date: the rows are in order, so a reader sees where a day
+    // begins.
     let time = sample.at.get(11..19).map_or_else(|| sample.at.clone(), |time| format!("{time}Z"));
     vec![
         time,

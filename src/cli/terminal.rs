@@ -13,7 +13,7 @@ const NORMAL: &str = "\u{1b}[?1049l";
 /// Ctrl-D, which ends the input of other programs.
 const END_OF_INPUT: u8 = 4;
 
-/// A terminal in use by this program; as before once it is dropped.
+/// A terminal that this program has set up for itself. Dropping it restores its former modes.
 pub(crate) struct Terminal {
     /// The modes of standard input before; `None` if it is no terminal.
     modes: Option<Termios>,

@@ -1,5 +1,5 @@
-//! The common beat of periodic tasks: tasks that do something at times do it at the same times, so that the processor wakes
-//! up once for all of them.
+//! The common times of periodic tasks. Tasks of one interval run at the same moments, so that the processor wakes up
+//! once for all of them.
 
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};

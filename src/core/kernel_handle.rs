@@ -28,7 +28,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::{oneshot, watch};
 
-/// Longest wait for any answer, seconds: twice a stack's time and an append's deadline of 2 s, doubled.
+/// Longest wait for any answer, seconds. An Allocate that is tried twice evaluates the stack twice, 1 s each, and
+/// appends within 2 s; that is doubled for the commands that wait before it.
 const ANSWER_S_MAX: u64 = 8;
 /// Longest wait for a placement, milliseconds. The kubelet has no timeout and admits no other pod meanwhile.
 const PLACE_MS_MAX: u64 = 1_500;
@@ -233,8 +234,8 @@ impl KernelHandle {
         within(answer).await?
     }
 
-    /// Submits a command, and waits for its outcome. For a command that needs no answer of a policy: the policy thread submits
-    /// the others, after it has evaluated the stack.
+    /// Submits a command, and waits for its outcome. It is for commands that need no answer of a policy: the policy
+    /// thread submits the others, after it has evaluated the stack.
     ///
     /// # Errors
     /// If the command is refused, or fails. Nothing has changed then, except possibly after [`CommandError::Late`].

@@ -205,8 +205,8 @@ impl PolicyService {
     /// first.
     ///
     /// # Errors
-    /// As for [`Self::activate`], and [`StackChanged`](berth_kernel::refusal::Refusal::StackChanged) if another stack is active than the caller read; nothing has
-    /// changed then.
+    /// As for [`Self::activate`], and that the stack has changed if another one is active than the caller read; nothing
+    /// has changed then.
     pub async fn reconfigure(&self, new: Reconfiguration) -> Result<Snapshot, ActivateError> {
         let entries = new.stack.iter().flat_map(|stack| &stack.entries);
         let prepared = self.prepare(entries.map(|entry| &entry.digest)).await;

@@ -88,7 +88,7 @@ impl Log {
         for transition in self.transitions.step(Arc::clone(ledger)) {
             match &transition {
                 _ if transition.is_minor() => {}
-                // A reason: an operator marked it healthy.
+                // A healthy GPU has a reason only if an operator marked it healthy, which the handler has logged.
                 Transition::HealthChanged { now, .. }
                     if now.state == HealthState::Healthy && !now.reason.is_empty() => {}
                 Transition::HealthChanged { .. }

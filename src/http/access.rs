@@ -1,4 +1,4 @@
-//! Authentication of `/api/v1`: the caller, its right, its request rate, and the audit line of each change.
+//! Authentication of guarded routes: the caller, its right, its request rate, and the audit line of each change.
 //!
 //! If a request has a bearer token, only the token counts, even if the connection has a client certificate or is
 //! root's. GET and HEAD need the right to read; every other method needs the right to change, trials and replays
@@ -14,6 +14,7 @@ use crate::rate_limit::{Client, Counted, Limiter};
 use crate::response_budget::AuthenticatedClient;
 use crate::reviews::Reviews;
 use crate::route;
+use crate::route_table::{Listener, Matched};
 use crate::settings::{AdminAccess, AdminError, Right, Settings};
 use crate::tls::Tls;
 use crate::token::{self, Tokens};
@@ -192,9 +193,9 @@ impl Access {
     /// Whether the caller of this request is still authorized: its token, certificate or right may have been removed.
     /// A caller that cannot be reviewed now stays authorized; rates do not count.
     pub async fn is_still_authorized(&self, request: &HttpRequest) -> bool {
-        let route = request.match_pattern().unwrap_or_default();
+        let path = route::path(request);
         let may = match self.identify(request, Counted::No).await {
-            Ok(caller) => self.may(&caller, request.method(), || Ok(&route), Counted::No).await,
+            Ok(caller) => self.may(&caller, request.method(), || Ok(path), Counted::No).await,
             Err(problem) => Err(problem),
         };
         match may {
@@ -203,14 +204,15 @@ impl Access {
         }
     }
 
-    /// Checks whether the caller may read what is open without a token on this node only, by the rules of `/api/v1`.
+    /// Checks whether the caller may read what is open without a token on this node only, by the rules of guarded
+    /// routes.
     ///
     /// # Errors
     /// If it may not.
     pub(crate) async fn may_read(&self, request: &ServiceRequest) -> Result<(), Failure> {
         let caller = self.identify(request.request(), Counted::Yes).await?;
         self.check_right(&caller, request).await?;
-        know(request);
+        mark_authenticated(request);
         Ok(())
     }
 
@@ -219,21 +221,19 @@ impl Access {
         self.reads.take(&Client::of(request.conn_data::<Peer>()))
     }
 
-    /// Limits the rate of scrapes on the health listener. Probes are not limited.
+    /// Limits the rate of scrapes on the health listener.
     pub(crate) fn limit_scrapes(&self, request: &ServiceRequest) -> Result<(), Failure> {
-        match route::path(request) {
-            "/metrics" => self.scrapes.take(&Client::of(request.conn_data::<Peer>())),
-            _ => Ok(()),
-        }
+        self.scrapes.take(&Client::of(request.conn_data::<Peer>()))
     }
 }
 
 /// The path for the API server's review: as it is routed, without escapes, so that the review is about what is done.
 /// A path without a route is not reviewed.
 fn reviewed(request: &ServiceRequest) -> Result<&str, Failure> {
-    let path = route::path(request);
-    if request.resource_map().match_pattern(path).is_none() {
-        return Err(route::nothing_at(path));
+    let path = route::path(request.request());
+    let matched = Matched::of(request.request())?;
+    if matched.endpoint().is_none() {
+        return Err(matched.table().nothing_at(path, Listener::Admin));
     }
     if path.len() > REVIEWED_PATH_BYTES_MAX {
         let rule = format!("the path is longer than {REVIEWED_PATH_BYTES_MAX} bytes");
@@ -262,13 +262,13 @@ fn needed(method: &Method) -> Right {
 }
 
 /// Marks the connection as one of an authenticated client.
-fn know(request: &ServiceRequest) {
+fn mark_authenticated(request: &ServiceRequest) {
     if let Some(slot) = request.conn_data::<Arc<Slot>>() {
         slot.mark_authenticated();
     }
 }
 
-/// The middleware around all of `/api/v1`, unknown routes included.
+/// The middleware around all guarded paths, unknown ones included.
 pub(crate) async fn authenticate(
     request: ServiceRequest,
     next: Next<impl MessageBody + 'static>,
@@ -304,7 +304,7 @@ async fn admit(
         line.caller = Some(caller.clone());
     }
     context.access.check_right(caller.identity(), request).await?;
-    know(request);
+    mark_authenticated(request);
     context.budget.has_room(&caller.identity().client(), request.request())?;
     Ok(caller)
 }
@@ -326,10 +326,11 @@ async fn call_in_span<B: MessageBody>(
     if !spans::is_on() {
         return next.call(request).await;
     }
-    // The template of the route table, never a text of the client.
-    let route = route::route(request.request());
+    // The label of the route table, never a text of the client.
+    let endpoint = Matched::of(request.request())?.endpoint();
+    let label = endpoint.map(|endpoint| endpoint.label.as_str());
     let tls = request.app_config().secure();
-    let span = spans::http(method(request.method()), route.as_deref(), request.path(), tls);
+    let span = spans::http(method(request.method()), label, request.path(), tls);
     let header = |name| request.headers().get(name).and_then(|value| value.to_str().ok());
     spans::set_parent(&span, header("traceparent"), header("tracestate"));
     let answered = next.call(request).instrument(span.clone()).await;

@@ -178,7 +178,7 @@ impl Line {
         Self {
             method: cut(request.method().as_str(), METHOD_BYTES_MAX),
             // The path as it is routed, so that no escape hides it.
-            path: cut(route::path(request), PATH_BYTES_MAX),
+            path: cut(route::path(request.request()), PATH_BYTES_MAX),
             from: request.conn_data::<Peer>().map_or_else(|| "unknown".into(), ToString::to_string),
             caller: None,
             status: None,

@@ -68,7 +68,7 @@ pub(crate) struct SlotGuard {
 }
 
 impl ConnectionSlots {
-    /// So many slots for the listener with this name.
+    /// At most `most` slots, for the listener with this name.
     pub(crate) fn new(what: &'static str, most: usize) -> Arc<Self> {
         let grace = Duration::from_secs(1) * u32::try_from(most).unwrap_or(u32::MAX)
             / UNAUTHENTICATED_ACCEPTS_PER_SECOND;

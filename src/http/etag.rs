@@ -6,7 +6,8 @@
 
 use crate::failure::{Failure, excerpt};
 use crate::query;
-use crate::route::{API, IDENTITY};
+use crate::route::IDENTITY;
+use crate::route_table::{Matched, RouteRow, Verb};
 use actix_web::body::{BoxBody, MessageBody};
 use actix_web::dev::{ServiceRequest, ServiceResponse};
 use actix_web::http::header::{
@@ -87,27 +88,17 @@ pub fn check(request: &HttpRequest, present: &str) -> Result<(), Failure> {
         .hint("read it again before you repeat the request"))
 }
 
-/// The routes below /api/v1 whose changes check `If-Match`.
-const CONDITIONAL_HEADERS: [&str; 7] = [
-    "/gpus/{uuid}/cordon",
-    "/gpus/{uuid}/drain",
-    "/policies/{digest}",
-    "/stack",
-    "/stack/rollback",
-    "/stack/override",
-    "/stack/entries/{place}/suspension",
-];
-
-/// The middleware around all of /api/v1 for queries and conditions. It refuses an unknown key of a query, and a
-/// condition that the route would ignore, since the client relies on the condition. A response with a strong tag is
+/// The middleware around all guarded routes for queries and conditions. It refuses an unknown key of a query, and a
+/// condition that the operation would ignore, since the client relies on the condition. A response with a strong tag is
 /// never compressed, since the tag stands for its exact bytes (RFC 9110, 8.8.3).
 pub(crate) async fn check_conditions(
     request: ServiceRequest,
     next: Next<impl MessageBody + 'static>,
 ) -> Result<ServiceResponse<BoxBody>, Error> {
-    let reads = matches!(*request.method(), Method::GET | Method::HEAD);
-    let unsupported = || (!reads).then(|| unsupported_condition(&request)).flatten();
-    if let Some(problem) = query::refused(&request).or_else(unsupported) {
+    let row = Matched::of(request.request())?.row(request.method());
+    let refused =
+        row.and_then(|row| query::refused(row, &request).or_else(|| unsupported_condition(row, &request)));
+    if let Some(problem) = refused {
         return Ok(request.into_response(problem.response()));
     }
     let mut response = next.call(request).await?.map_into_boxed_body();
@@ -136,21 +127,23 @@ fn has_if_none_match_any(headers: &HeaderMap) -> bool {
     tags(headers, &IF_NONE_MATCH) == Some(Ok(Tags::Any))
 }
 
-fn unsupported_condition(request: &ServiceRequest) -> Option<Failure> {
-    // The resource of every route that changes something exists; otherwise the route is unknown.
+fn unsupported_condition(row: &RouteRow, request: &ServiceRequest) -> Option<Failure> {
+    if row.verb == Verb::Get {
+        return None;
+    }
+    // The resource of every operation that changes something exists; otherwise its handler answers that it does not.
     if has_if_none_match_any(request.headers()) {
         let words = "the resource exists, and `If-None-Match: *` allows the change only if it does not";
         return Some(Failure::new(Kind::Changed, words).hint("repeat the request without If-None-Match"));
     }
     let condition = if_match(request.request());
-    let pattern = request.match_pattern()?;
-    let is_supported = pattern.strip_prefix(API).is_some_and(|route| CONDITIONAL_HEADERS.contains(&route));
     // Malformed conditions included.
-    if is_supported || condition.is_ok_and(|condition| condition.is_any()) {
+    if row.takes_if_match || condition.is_ok_and(|condition| condition.is_any()) {
         return None;
     }
-    let words = format!("If-Match: {} of {pattern} has no ETag to compare it with", request.method());
-    Some(Failure::new(Kind::Header, words).hint("repeat the request without If-Match"))
+    let (method, path) = (request.method(), row.path);
+    let rule = format!("If-Match: {method} of {path} has no ETag to compare it with");
+    Some(Failure::new(Kind::Header, rule).hint("repeat the request without If-Match"))
 }
 
 fn response_unless_current(request: &HttpRequest, tag: String, body: Vec<u8>) -> HttpResponse {

@@ -1,5 +1,5 @@
-//! The middleware of all requests: host, rate, counters, and the headers of all responses. The paths and methods of
-//! routes, and what a client gets of the probes and of `/metrics`.
+//! The middleware of all requests: host, rate, counters, the headers of all responses, and what a client of another
+//! machine gets of probes and scrapes.
 
 use crate::access::{self, Access};
 use crate::connection_slots::{Slot, Work};
@@ -7,7 +7,8 @@ use crate::failure::{Failure, PROBLEM_JSON, excerpt};
 use crate::peer::Peer;
 use crate::request_body::{self, RequestBody};
 use crate::response_budget::Budget;
-use crate::route::{API, IDENTITY, path, route};
+use crate::route::{IDENTITY, path};
+use crate::route_table::{Audience, Matched, RouteTable};
 use crate::{etag, query};
 use actix_web::body::{BoxBody, MessageBody};
 use actix_web::dev::{ServiceFactory, ServiceRequest, ServiceResponse};
@@ -19,26 +20,17 @@ use actix_web::http::header::{
 use actix_web::middleware::{Next, from_fn};
 use actix_web::web::{self, Data, PathConfig, QueryConfig, ServiceConfig};
 use actix_web::{Error, HttpMessage, HttpRequest, Scope};
-use berth_api::{Check, Kind};
+use berth_api::Kind;
 use berth_core::counters::{Counters, Method};
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
 
-/// Whether the path is below /api/v1, whose own middleware limits the rate.
-fn is_api(path: &str) -> bool {
-    path.strip_prefix(API).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
-}
-
-/// Whether the path is for probes and scrapes. Requests of a browser may have any query.
-fn is_probe(request: &ServiceRequest) -> bool {
-    matches!(path(request), "/livez" | "/readyz" | "/metrics")
-}
-
 /// The scope of all routes that need a token.
-#[must_use]
-pub fn api() -> Scope<
+pub(crate) fn guarded(
+    path: &str,
+) -> Scope<
     impl ServiceFactory<
         ServiceRequest,
         Config = (),
@@ -47,7 +39,7 @@ pub fn api() -> Scope<
         InitError = (),
     >,
 > {
-    web::scope(API).wrap(from_fn(etag::check_conditions)).wrap(from_fn(access::authenticate))
+    web::scope(path).wrap(from_fn(etag::check_conditions)).wrap(from_fn(access::authenticate))
 }
 
 /// Makes malformed paths and queries problems.
@@ -62,22 +54,23 @@ pub(crate) async fn admin_gate(
     next: Next<impl MessageBody + 'static>,
 ) -> Result<ServiceResponse<BoxBody>, Error> {
     let begun = StartedRequest::by(&mut request);
-    let admitted = admit(&context(&request)?.access, &request).await;
+    let matched = Matched::find(&request)?;
+    let admitted = admit(&context(&request)?.access, matched, &request).await;
     pass(request, next, begun, admitted.err()).await
 }
 
-async fn admit(access: &Access, request: &ServiceRequest) -> Result<(), Failure> {
+async fn admit(access: &Access, matched: Matched, request: &ServiceRequest) -> Result<(), Failure> {
     match request.conn_data::<Peer>() {
         // A page of another origin cannot connect to a Unix socket. Over TLS, if it points its own name to this
         // address, the certificate has another name and the connection ends.
         Some(Peer::Unix { .. } | Peer::Tls { .. }) => {}
         _ => check_host(request.headers())?,
     }
-    // Below /api/v1 requests are counted by caller, in its own middleware.
-    if !is_api(path(request)) {
+    // Guarded requests are counted by caller, in their own middleware.
+    if !matched.table().is_guarded(path(request.request())) {
         access.limit_public(request)?;
     }
-    check_daemon_routes(access, request).await
+    check_other_machine(access, matched, request).await
 }
 
 /// The middleware of the health listener. Probes have the pod's address as host.
@@ -86,7 +79,9 @@ pub(crate) async fn health_gate(
     next: Next<impl MessageBody + 'static>,
 ) -> Result<ServiceResponse<BoxBody>, Error> {
     let begun = StartedRequest::by(&mut request);
-    let refused = context(&request)?.access.limit_scrapes(&request);
+    let is_scrape =
+        Matched::find(&request)?.endpoint().is_some_and(|found| found.audience == Audience::Scrape);
+    let refused = if is_scrape { context(&request)?.access.limit_scrapes(&request) } else { Ok(()) };
     pass(request, next, begun, refused.err()).await
 }
 
@@ -116,7 +111,10 @@ async fn pass(
         Some(_) => refused,
         None => Some(Failure::new(Kind::Stopping, "the daemon is stopping")),
     };
-    let refused = refused.or_else(|| is_probe(&request).then(|| query::refused(&request)).flatten());
+    // Guarded operations are checked once the caller is known.
+    let row = Matched::of(request.request())?.row(request.method());
+    let open = row.filter(|row| row.audience != Audience::Guarded);
+    let refused = refused.or_else(|| open.and_then(|row| query::refused(row, &request)));
     let response = match refused {
         Some(problem) => request.into_response(problem.response()),
         None => next.call(request).await?.map_into_boxed_body(),
@@ -177,6 +175,8 @@ fn finish(response: ServiceResponse<BoxBody>) -> ServiceResponse<BoxBody> {
 pub struct Context {
     /// Authentication and its limits.
     pub access: Access,
+    /// The routes of the application.
+    pub(crate) routes: &'static RouteTable,
     /// The memory of responses that are not read yet.
     pub(crate) budget: Budget,
     pub(crate) gate: Gate,
@@ -185,8 +185,8 @@ pub struct Context {
 }
 
 impl Context {
-    pub(crate) fn new(access: Access, counters: Arc<Counters>) -> Self {
-        Self { access, budget: Budget::default(), gate: Gate::default(), counters }
+    pub(crate) fn new(access: Access, routes: &'static RouteTable, counters: Arc<Counters>) -> Self {
+        Self { access, routes, budget: Budget::default(), gate: Gate::default(), counters }
     }
 }
 
@@ -259,12 +259,11 @@ fn is_loopback(host: &str) -> bool {
     names_this_machine && (rest.is_empty() || rest.strip_prefix(':').is_some_and(is_port))
 }
 
-/// Counts a response with this status, for `/metrics`. The route is the template of the route table, never the path,
+/// Counts a response with this status for the metrics. The route is the label of the route table, never the path,
 /// which the client chooses.
 fn count(context: &Context, request: &HttpRequest, status: u16, began: Instant) {
-    let route = route(request);
-    // Without a route, or refused before routing.
-    let route = route.as_deref().unwrap_or("unmatched");
+    let endpoint = Matched::of(request).ok().and_then(Matched::endpoint);
+    let route = endpoint.map_or("unmatched", |endpoint| endpoint.label.as_str());
     let method = Method::of(request.method().as_str());
     context.counters.http.answered(route, method, status, began.elapsed());
 }
@@ -272,13 +271,17 @@ fn count(context: &Context, request: &HttpRequest, status: u16, began: Instant) 
 /// Marks a request whose response has no details.
 struct WithoutDetails;
 
-/// Checks which parts of `/metrics`, `/livez` and `/readyz` a client of the admin listener gets. From this node:
-/// everything. From the network, over TLS: metrics and details name resources, GPUs, policies and addresses, so they
-/// need the right to read; other clients get the result and the names of the checks.
+/// Checks what a client of the admin listener gets of scrapes and probes. From this node: everything. From the network,
+/// over TLS: metrics and details name resources, GPUs, policies and addresses, so they need the right to read; other
+/// clients get the result and the names of the checks.
 ///
 /// # Errors
 /// If the client may not have the metrics.
-async fn check_daemon_routes(access: &Access, request: &ServiceRequest) -> Result<(), Failure> {
+async fn check_other_machine(
+    access: &Access,
+    matched: Matched,
+    request: &ServiceRequest,
+) -> Result<(), Failure> {
     let certified = match request.conn_data::<Peer>() {
         Some(Peer::Tls { from, certificate }) if !from.ip().to_canonical().is_loopback() => {
             certificate.is_some()
@@ -286,9 +289,9 @@ async fn check_daemon_routes(access: &Access, request: &ServiceRequest) -> Resul
         // Without TLS the listener is on loopback.
         _ => return Ok(()),
     };
-    match path(request) {
-        "/metrics" => access.may_read(request).await,
-        "/livez" | "/readyz" => {
+    match matched.endpoint().map(|endpoint| endpoint.audience) {
+        Some(Audience::Scrape) => access.may_read(request).await,
+        Some(Audience::Probe) => {
             // A probe without credentials does not count as a failed authentication.
             let shows = certified || request.headers().contains_key(AUTHORIZATION);
             if !shows || access.may_read(request).await.is_err() {
@@ -296,26 +299,14 @@ async fn check_daemon_routes(access: &Access, request: &ServiceRequest) -> Resul
             }
             Ok(())
         }
-        _ => Ok(()),
+        Some(Audience::Open | Audience::Guarded) | None => Ok(()),
     }
 }
 
-/// The checks, with details only if the client may have them.
-pub fn visible_checks(request: &HttpRequest, mut checks: Vec<Check>) -> Vec<Check> {
-    if request.extensions().get::<WithoutDetails>().is_some() {
-        checks.iter_mut().for_each(|check| check.detail = None);
-    }
-    checks
-}
-
-/// The failed checks in one line: their names, with details if the client may have them.
-pub fn describe_failed(checks: &[Check]) -> String {
-    let failed = checks.iter().filter(|check| !check.ok);
-    let words = failed.map(|check| match &check.detail {
-        Some(detail) => format!("{}: {detail}", check.name),
-        None => check.name.clone(),
-    });
-    words.collect::<Vec<_>>().join("; ")
+/// Whether the client of a probe may have the details of its checks.
+#[must_use]
+pub fn may_have_details(request: &HttpRequest) -> bool {
+    request.extensions().get::<WithoutDetails>().is_none()
 }
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
 //! The HTTP server of the admin API: listeners, connections, TLS, authentication, and the conventions of all routes.
-//! It has no code about GPUs: the routes are an [`Application`] of another crate.
+//! It has no code about GPUs and names no route: an [`Application`] of another crate brings both.
 
 mod access;
 pub mod body;
@@ -11,7 +11,7 @@ mod connection;
 mod connection_slots;
 pub mod etag;
 mod failure;
-pub mod gate;
+mod gate;
 mod listeners;
 mod on_demand;
 mod peer;
@@ -21,7 +21,8 @@ mod request_body;
 mod response_budget;
 mod reviewer;
 mod reviews;
-pub mod route;
+mod route;
+mod route_table;
 mod settings;
 mod tls;
 mod token;
@@ -31,11 +32,12 @@ pub use access::{Access, check_files};
 pub use caller::Caller;
 pub use compress::{CompressedFile, accepts_gzip};
 pub use failure::{Failure, HandlerResult, PROBLEM_JSON, excerpt};
-pub use gate::Context;
+pub use gate::{Context, may_have_details};
 pub use listeners::{Application, Running, Server};
 pub use response_budget::Weight;
 pub use reviewer::{ReviewError, Reviewer, User};
 pub use route::IDENTITY;
+pub use route_table::{Audience, QueryRule, RouteRow, RouteTable, Verb};
 pub use settings::{
     AdminAccess, AdminError, KubernetesReviews, NAME_BYTES_MAX, NamedToken, RateLimits, Right, Settings,
     TlsFiles, TokenSource,

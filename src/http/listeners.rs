@@ -5,6 +5,7 @@ use crate::connection::{self, Connection};
 use crate::connection_slots::{ConnectionSlots, SWEEP_EVERY, UNREAD_MAX};
 use crate::gate::{self, Context};
 use crate::on_demand::on_demand;
+use crate::route_table::{Listener, RouteTable};
 use crate::settings::{AdminError, Settings};
 use crate::unix_socket::AdminSocket;
 use crate::{clock_guard, compress};
@@ -71,11 +72,11 @@ const STOP_MAX: Duration = Duration::from_millis(900);
 
 /// The routes that the listeners serve, and their background task.
 pub trait Application: Clone + Send + 'static {
-    /// Adds the routes of the admin listener, and their data.
-    fn admin(&self, config: &mut ServiceConfig);
+    /// Its routes.
+    fn routes() -> &'static RouteTable;
 
-    /// Adds the routes of the health listener, and their data.
-    fn health(&self, config: &mut ServiceConfig);
+    /// Adds the data of the handlers.
+    fn data(&self, config: &mut ServiceConfig);
 
     /// Runs from before the first response until the listeners stop.
     fn background(&self) -> impl Future<Output = ()> + 'static;
@@ -182,7 +183,7 @@ impl Server {
         mut stops: tokio::sync::mpsc::Receiver<()>,
         started: &mpsc::Sender<io::Result<()>>,
     ) {
-        let context = Arc::new(Context::new(self.access, counters));
+        let context = Arc::new(Context::new(self.access, A::routes(), counters));
         let application = application(Arc::clone(&context));
         let (socket, _file) = self.socket.map(AdminSocket::split).unzip();
         let (servers, slots) = match start(&context, &application, self.admin, self.health, socket) {
@@ -252,10 +253,10 @@ fn start<A: Application>(
         slots
     };
     let context = Data::from(Arc::clone(context));
-    let (shared, routes) = (context.clone(), application.clone());
+    let (shared, own) = (context.clone(), application.clone());
     let app = move || {
         let app = App::new().app_data(shared.clone()).configure(gate::problems);
-        let app = app.configure(|config| routes.admin(config));
+        let app = app.configure(|config| serve_routes(&own, Listener::Admin, config));
         app.wrap(from_fn(compress::here)).wrap(Compress::default()).wrap(from_fn(gate::admin_gate))
     };
     let server = builder(WORKERS, CONNECTIONS);
@@ -284,11 +285,11 @@ fn start<A: Application>(
     servers.push(server.run());
     if let Some(listener) = socket {
         // Workers and connections of its own: root can connect while all others are in use.
-        let (shared, routes) = (context.clone(), application.clone());
+        let (shared, own) = (context.clone(), application.clone());
         let taken = slots("socket", SOCKET_CONNECTIONS);
         let server = builder(1, SOCKET_CONNECTIONS).listen_uds("socket", listener, move || {
             let app = App::new().app_data(shared.clone()).configure(gate::problems);
-            let app = app.configure(|config| routes.admin(config));
+            let app = app.configure(|config| serve_routes(&own, Listener::Admin, config));
             let taken = Arc::clone(&taken);
             fn_service(move |io| Connection::unix(io, Arc::clone(&taken)))
                 .and_then(clock_guard::guard())
@@ -298,11 +299,11 @@ fn start<A: Application>(
         servers.push(server.run());
     }
     if let Some(listener) = health {
-        let (shared, routes) = (context, application.clone());
+        let (shared, own) = (context, application.clone());
         let taken = slots("health", HEALTH_CONNECTIONS);
         let server = builder(1, HEALTH_CONNECTIONS).listen("health", listener, move || {
             let app = App::new().app_data(shared.clone()).configure(gate::problems);
-            let app = app.configure(|config| routes.health(config));
+            let app = app.configure(|config| serve_routes(&own, Listener::Health, config));
             let taken = Arc::clone(&taken);
             fn_service(move |io| Connection::tcp(io, Arc::clone(&taken)))
                 .and_then(clock_guard::guard())
@@ -312,6 +313,12 @@ fn start<A: Application>(
         servers.push(server.run());
     }
     Ok((servers, all_slots))
+}
+
+/// Adds the routes of a listener and then their data, so that nothing which the data adds comes before a route.
+fn serve_routes<A: Application>(application: &A, listener: Listener, config: &mut ServiceConfig) {
+    A::routes().register(config, listener);
+    application.data(config);
 }
 
 fn builder(workers: usize, connections: usize) -> ServerBuilder {

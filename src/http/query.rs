@@ -2,75 +2,21 @@
 //! the same. A parameter that a route does not know is refused: a response must not seem to be filtered when it is not.
 
 use crate::failure::{Failure, excerpt};
+use crate::route_table::{QueryRule, RouteRow};
 use actix_web::dev::ServiceRequest;
-use actix_web::http::Method;
 use actix_web::web;
 use berth_api::Kind;
-use serde::Deserialize;
 use std::fmt::Display;
-use utoipa::IntoParams;
-
-/// The operations without a query. The others have types of their own (`deny_unknown_fields`), which refuse unknown keys and
-/// list the known ones; a method that is not an operation is answered by its route. A test with each operation of the API's
-/// description keeps this list complete.
-const OPERATIONS_WITHOUT_QUERY: [(&str, &str); 27] = [
-    ("GET", "/api/v1/access"),
-    ("GET", "/api/v1/allocations/{id}"),
-    ("GET", "/api/v1/allocations/{id}/explanation"),
-    ("GET", "/api/v1/decisions/{seq}"),
-    ("GET", "/api/v1/decisions/{seq}/input"),
-    ("GET", "/api/v1/gpus/{uuid}"),
-    ("DELETE", "/api/v1/gpus/{uuid}"),
-    ("PUT", "/api/v1/gpus/{uuid}/cordon"),
-    ("GET", "/api/v1/gpus/{uuid}/drain"),
-    ("PUT", "/api/v1/gpus/{uuid}/drain"),
-    ("PUT", "/api/v1/gpus/{uuid}/health"),
-    ("GET", "/api/v1/gpus/{uuid}/processes"),
-    ("GET", "/api/v1/node"),
-    ("POST", "/api/v1/node/nvml/release"),
-    ("POST", "/api/v1/node/nvml/resume"),
-    ("GET", "/api/v1/policies/{digest}"),
-    ("DELETE", "/api/v1/policies/{digest}"),
-    ("GET", "/api/v1/policies/{digest}/module"),
-    ("GET", "/api/v1/shadows"),
-    ("POST", "/api/v1/shadows"),
-    ("GET", "/api/v1/shadows/{id}"),
-    ("DELETE", "/api/v1/shadows/{id}"),
-    ("GET", "/api/v1/stack"),
-    ("DELETE", "/api/v1/stack/entries/{place}/suspension"),
-    ("GET", "/api/v1/stack/history"),
-    ("POST", "/api/v1/trials"),
-    ("GET", "/metrics"),
-];
-
-/// The query of a probe.
-#[derive(Debug, Default, Deserialize, IntoParams)]
-#[serde(deny_unknown_fields)]
-#[into_params(parameter_in = Query)]
-pub struct Probe {
-    /// Accepted as by the probes of Kubernetes; the response lists every check in any case.
-    #[allow(dead_code)]
-    #[param(example = "")]
-    verbose: Option<String>,
-}
 
 /// The error of a request with a query to an operation without one.
-pub(crate) fn refused(request: &ServiceRequest) -> Option<Failure> {
-    if request.query_string().is_empty() {
-        return None;
-    }
-    let pattern = request.match_pattern()?;
-    let method = match request.method() {
-        &Method::HEAD => "GET",
-        method => method.as_str(),
-    };
-    if !OPERATIONS_WITHOUT_QUERY.contains(&(method, pattern.as_str())) {
+pub(crate) fn refused(row: &RouteRow, request: &ServiceRequest) -> Option<Failure> {
+    if request.query_string().is_empty() || row.query != QueryRule::None {
         return None;
     }
     let keys = web::Query::<Vec<(String, String)>>::from_query(request.query_string());
     let (key, _) = keys.ok()?.into_inner().into_iter().next()?;
-    let (key, method) = (excerpt(&key), request.method());
-    Some(Failure::new(Kind::Query, format!("unknown key {key:?}: {method} {pattern} takes no query")))
+    let (key, method, path) = (excerpt(&key), request.method(), row.path);
+    Some(Failure::new(Kind::Query, format!("unknown key {key:?}: {method} {path} takes no query")))
 }
 
 /// The requested number of items.

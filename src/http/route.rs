@@ -1,55 +1,16 @@
-//! Paths, methods and templates of routes.
+//! The path of a request, the page that it comes from, and the mark of a response that is not compressed.
 
 use crate::failure::Failure;
-use actix_web::dev::ServiceRequest;
+use actix_web::HttpRequest;
 use actix_web::http::header::HeaderMap;
-use actix_web::{HttpRequest, HttpResponse, Resource, Route, guard, web};
 use berth_api::Kind;
 
-/// The prefix of all routes that need a token.
-pub const API: &str = "/api/v1";
 /// Set by a handler whose response must not be compressed; it is removed before the response is sent.
 pub const IDENTITY: &str = "identity";
 
 /// The path by which a request is routed: without escapes, except those of `%`, `/` and `+`.
-pub(crate) fn path(request: &ServiceRequest) -> &str {
+pub(crate) fn path(request: &HttpRequest) -> &str {
     request.match_info().as_str()
-}
-
-/// A resource that answers other methods with the allowed ones.
-pub fn resource(path: &str, allow: &'static str) -> Resource {
-    web::resource(path).default_service(web::to(move |request: HttpRequest| async move {
-        let detail = format!("{} is not a method of {}; it has {allow}", request.method(), request.path());
-        Failure::new(Kind::Method, detail).allow(allow).response()
-    }))
-}
-
-/// GET, and HEAD with it.
-#[must_use]
-pub fn read() -> Route {
-    web::route().guard(guard::Any(guard::Get()).or(guard::Head()))
-}
-
-/// Answers a path without a route.
-pub async fn no_route(request: HttpRequest) -> HttpResponse {
-    nothing_at(request.path()).response()
-}
-
-/// Answers a path without a route on the health listener, which has only three routes.
-pub async fn no_health_route(request: HttpRequest) -> HttpResponse {
-    let hint = "this address serves only /livez, /readyz and /metrics; the admin API has another address";
-    without_route(request.path()).hint(hint).response()
-}
-
-/// The problem of a path without a route.
-#[must_use]
-pub fn nothing_at(path: &str) -> Failure {
-    without_route(path).hint("/swagger-ui/ shows all routes")
-}
-
-fn without_route(path: &str) -> Failure {
-    let path: String = path.chars().take(200).collect();
-    Failure::new(Kind::NoRoute, format!("there is no route {path}"))
 }
 
 /// Checks that a browser that sends its certificate does so for a page of this API. Other programs send neither
@@ -69,11 +30,6 @@ pub(crate) fn same_site(headers: &HeaderMap) -> Result<(), Failure> {
         )
         .hint("open the daemon's own page for it")),
     }
-}
-
-/// The template of the route table that a request matches.
-pub(crate) fn route(request: &HttpRequest) -> Option<String> {
-    request.match_pattern().map(|pattern| pattern.replace(":.*}", "}"))
 }
 
 #[cfg(test)]

@@ -117,7 +117,7 @@ pub struct KubernetesReviews {
 pub struct Settings {
     /// The address of the API; loopback, unless there is TLS.
     pub listen: SocketAddr,
-    /// The address that serves only `/livez`, `/readyz` and `/metrics`, if any.
+    /// The address that serves only probes and scrapes, if any.
     pub health_listen: Option<SocketAddr>,
     /// The file of the bearer token; created if it is missing.
     pub token_file: PathBuf,

@@ -224,13 +224,12 @@ fn set_rules(
 mod tests {
     use super::*;
     use crate::command::NewStack;
-    use crate::names::Digest;
     use crate::offer::{Consumes, OfferLine};
-    use crate::policy::PolicyVersion;
+    use crate::policy::test_version;
     use crate::revision::Revision;
     use crate::stack::{OnFault, Permissions, StackEntry};
     use crate::test_node::{Node, part, shared};
-    use crate::trust::{Origin, TrustedKey};
+    use crate::trust::TrustedKey;
 
     fn rules(overcommit_percent: u32) -> Arc<Rules> {
         Arc::new(Rules { overcommit_percent, ..Rules::default() })
@@ -276,20 +275,8 @@ mod tests {
     #[test]
     fn a_stack_must_be_trusted_by_the_keys_that_come_with_it() {
         let mut node = Node::new();
-        let digest = Digest::parse(&"a".repeat(64)).unwrap();
-        let version = PolicyVersion {
-            name: "own".into(),
-            version: "1.0.0".into(),
-            summary: String::new(),
-            hooks: Vec::new(),
-            parameters_schema: "{}".into(),
-            digest: digest.clone(),
-            artifact: digest.clone(),
-            bytes: 1,
-            shipped: false,
-            since_wall_ms: 0,
-            origin: Origin::default(),
-        };
+        let version = test_version('a');
+        let digest = version.digest.clone();
         node.decide(&Command::RecordUpload(version)).unwrap();
         let entry = StackEntry {
             name: "own".into(),

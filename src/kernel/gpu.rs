@@ -110,7 +110,7 @@ pub enum Path {
     CrossNuma,
 }
 
-/// Links between GPUs, in both directions. They are read once; MIG instances use their parent's.
+/// Links between GPUs, in both directions. MIG instances use those of their GPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Links {
     pairs: BTreeMap<(PartId, PartId), Link>,

@@ -135,6 +135,25 @@ impl Question<'_> {
     }
 }
 
+/// A version for tests, whose digest is this letter.
+#[cfg(test)]
+pub(crate) fn test_version(letter: char) -> PolicyVersion {
+    let digest = Digest::parse(&letter.to_string().repeat(64)).unwrap();
+    PolicyVersion {
+        name: "own".into(),
+        version: "1.0.0".into(),
+        summary: String::new(),
+        hooks: Vec::new(),
+        parameters_schema: "{}".into(),
+        artifact: digest.clone(),
+        digest,
+        bytes: 1,
+        shipped: false,
+        since_wall_ms: 0,
+        origin: super::trust::Origin::default(),
+    }
+}
+
 /// The kubelet's GetPreferredAllocation for one container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlaceRequest {

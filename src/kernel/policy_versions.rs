@@ -95,25 +95,13 @@ fn update(known: &PolicyVersion, version: PolicyVersion) -> Vec<Change> {
 mod tests {
     use super::*;
     use crate::command::Command;
-    use crate::policy::Hook;
+    use crate::policy::test_version;
     use crate::test_node::Node;
     use crate::trust::Signature;
 
     fn version(letter: char) -> PolicyVersion {
-        let digest = Digest::parse(&letter.to_string().repeat(64)).unwrap();
-        PolicyVersion {
-            name: "own".into(),
-            version: "1.0.0".into(),
-            summary: String::new(),
-            hooks: vec![Hook::Admit],
-            parameters_schema: "{}".into(),
-            artifact: digest.clone(),
-            digest,
-            bytes: 1,
-            shipped: false,
-            since_wall_ms: 1,
-            origin: Origin { by: "ann".into(), ..Origin::default() },
-        }
+        let origin = Origin { by: "ann".into(), ..Origin::default() };
+        PolicyVersion { since_wall_ms: 1, origin, ..test_version(letter) }
     }
 
     /// A version with a signature of this content, which this key made.

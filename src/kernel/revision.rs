@@ -66,12 +66,13 @@ mod tests {
     use crate::command::{Activation, Command, NewStack};
     use crate::drain::Author;
     use crate::names::Digest;
+    use crate::policy::test_version;
     use crate::stack::{OnFault, Permissions, StackEntry};
     use crate::test_node::{Node, part};
     use crate::trust::{Origin, Signature};
 
     fn digest() -> Digest {
-        Digest::parse(&"a".repeat(64)).unwrap()
+        test_version('a').digest
     }
 
     fn read(signature: u8, is_active: bool) -> Revision {
@@ -79,19 +80,8 @@ mod tests {
     }
 
     fn version(signature: u8) -> PolicyVersion {
-        PolicyVersion {
-            name: "own".into(),
-            version: "1.0.0".into(),
-            summary: String::new(),
-            hooks: Vec::new(),
-            parameters_schema: "{}".into(),
-            digest: digest(),
-            artifact: digest(),
-            bytes: 1,
-            shipped: false,
-            since_wall_ms: 0,
-            origin: Origin { signature: Some(Signature([signature; 64])), ..Origin::default() },
-        }
+        let origin = Origin { signature: Some(Signature([signature; 64])), ..Origin::default() };
+        PolicyVersion { origin, ..test_version('a') }
     }
 
     #[test]

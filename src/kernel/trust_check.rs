@@ -28,24 +28,11 @@ pub fn check_trust(ledger: &Ledger, entries: &[StackEntry], keys: &[TrustedKey])
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::names::Digest;
+    use crate::policy::test_version;
     use crate::trust::{Origin, Signature};
 
     fn version(shipped: bool, origin: Origin) -> PolicyVersion {
-        let digest = Digest::parse(&"a".repeat(64)).unwrap();
-        PolicyVersion {
-            name: "own".into(),
-            version: "1.0.0".into(),
-            summary: String::new(),
-            hooks: Vec::new(),
-            parameters_schema: "{}".into(),
-            artifact: digest.clone(),
-            digest,
-            bytes: 1,
-            shipped,
-            since_wall_ms: 0,
-            origin,
-        }
+        PolicyVersion { shipped, origin, ..test_version('a') }
     }
 
     #[test]

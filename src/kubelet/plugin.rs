@@ -83,7 +83,7 @@ pub(super) fn socket_name(resource: &Resource) -> String {
     format!("{SOCKET_PREFIX}{hex}.sock")
 }
 
-/// An earlier plugin for the resource that ended in order: the kubelet may still process the end of its streams.
+/// The former plugin of the resource, which ended by itself: the kubelet may still process the end of its streams.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Predecessor {
     /// When the kubelet has processed it; `None` if it has.

@@ -1,5 +1,5 @@
-//! The wasmtime configuration: WebAssembly features and the pool of call memories. And the clock of the wall-time
-//! limit.
+//! The configuration of wasmtime, which sets the WebAssembly features and the pool of the calls' memories, and the clock
+//! of the wall-time limit.
 
 use parking_lot::{Condvar, Mutex};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -87,8 +87,8 @@ fn pool() -> PoolingAllocationConfig {
     pool
 }
 
-/// Increments the epoch while calls run, and sleeps otherwise. Owns the clock's thread; dropping it stops the thread. An engine with epoch interruption needs one, or no call is
-/// ever interrupted.
+/// The clock of the wall-time limit: its thread increments the engine's epoch while calls run, and sleeps otherwise.
+/// Dropping it stops the thread. An engine with epoch interruption needs one, since no call is interrupted otherwise.
 #[derive(Debug)]
 pub(super) struct Ticker {
     shared: Arc<Shared>,

@@ -2,6 +2,7 @@
 
 use crate::admin_bench::{Bench, ask};
 use crate::admin_fakes::module;
+use crate::admin_queries::operations;
 use crate::port::Port;
 use crate::wait::{SOON, until};
 use berth_admin::Server;
@@ -9,32 +10,6 @@ use berth_http::{AdminError, Settings};
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
-
-/// Every route under the token, with its methods.
-const GUARDED: &[(&str, &str)] = &[
-    ("GET", "/api/v1/node"),
-    ("GET", "/api/v1/gpus"),
-    ("GET", "/api/v1/gpus/GPU-0"),
-    ("DELETE", "/api/v1/gpus/GPU-0"),
-    ("PUT", "/api/v1/gpus/GPU-0/cordon"),
-    ("DELETE", "/api/v1/gpus/GPU-0/cordon"),
-    ("PUT", "/api/v1/gpus/GPU-0/drain"),
-    ("DELETE", "/api/v1/gpus/GPU-0/drain"),
-    ("PUT", "/api/v1/gpus/GPU-0/health"),
-    ("GET", "/api/v1/allocations"),
-    ("GET", "/api/v1/allocations/00000000-1"),
-    ("DELETE", "/api/v1/allocations/00000000-1"),
-    ("GET", "/api/v1/policies"),
-    ("POST", "/api/v1/policies"),
-    ("GET", "/api/v1/policies/x"),
-    ("DELETE", "/api/v1/policies/x"),
-    ("GET", "/api/v1/policies/x/module"),
-    ("GET", "/api/v1/stack"),
-    ("PUT", "/api/v1/stack"),
-    ("DELETE", "/api/v1/stack/override"),
-    ("GET", "/api/v1/nothing"),
-    ("GET", "/api/v1/"),
-];
 
 fn raw(bench: &Bench, request: &[u8]) -> String {
     let mut stream = TcpStream::connect(bench.address()).unwrap();
@@ -50,7 +25,22 @@ fn raw(bench: &Bench, request: &[u8]) -> String {
 fn all_of_api_v1_needs_the_token_which_is_never_part_of_a_url() {
     let bench = Bench::new(1);
     let wrong = format!("Bearer {}", "0".repeat(64));
-    for (method, path) in GUARDED {
+    let operations = operations(&bench).into_iter().map(|operation| (operation.method, operation.path));
+    // What is no operation needs it, too.
+    let unknown = [
+        ("GET", "/api/v1"),
+        ("GET", "/api/v1/"),
+        ("GET", "/api/v1/nothing"),
+        ("DELETE", "/api/v1/nothing"),
+        ("PATCH", "/api/v1/node"),
+        ("OPTIONS", "/api/v1/gpus"),
+    ];
+    let unknown = unknown.map(|(method, path)| (method.to_owned(), path.to_owned()));
+    let (guarded, open): (Vec<_>, Vec<_>) =
+        operations.chain(unknown).partition(|(_, path)| path == "/api/v1" || path.starts_with("/api/v1/"));
+    let open: Vec<&str> = open.iter().map(|(_, path)| path.as_str()).collect();
+    assert_eq!(open, ["/livez", "/metrics", "/readyz"]);
+    for (method, path) in &guarded {
         let bare = bench.ask_bare(method, path, &[], b"");
         bare.problem(401, "unauthorized");
         assert!(bare.headers["www-authenticate"].starts_with("Bearer"));

@@ -3,17 +3,18 @@
 
 use crate::admin_bench::{Answer, Bench};
 use serde_json::Value;
+use std::collections::BTreeSet;
 
 /// One operation, with a path that leads to it.
-struct Operation {
-    method: String,
-    path: String,
+pub(crate) struct Operation {
+    pub(crate) method: String,
+    pub(crate) path: String,
     /// The keys of its query, with an example of each.
     keys: Vec<(String, String)>,
 }
 
 /// Every operation of the description.
-fn operations(bench: &Bench) -> Vec<Operation> {
+pub(crate) fn operations(bench: &Bench) -> Vec<Operation> {
     let allocation = bench.allocate(0).id.to_string();
     let digest = "0".repeat(64);
     let document: Value = serde_json::from_str(berth_admin::openapi_json()).unwrap();
@@ -63,6 +64,45 @@ fn a_method_that_a_route_does_not_have_is_answered_as_such_with_a_query_too() {
     ] {
         ask(&bench, method, path, &[]).problem(405, "method-not-allowed");
     }
+}
+
+#[test]
+fn each_path_answers_the_methods_that_it_does_not_have_with_those_that_it_has() {
+    let bench = Bench::new(1);
+    let operations = operations(&bench);
+    let (verbs, mut refused) = (["GET", "PUT", "POST", "DELETE"], 0);
+    for path in operations.iter().map(|operation| &operation.path).collect::<BTreeSet<_>>() {
+        let has = |verb: &str| operations.iter().any(|one| one.path == *path && one.method == verb);
+        let methods = verbs.iter().filter(|verb| has(verb)).map(|verb| verb.replace("GET", "GET, HEAD"));
+        let allow = methods.collect::<Vec<_>>().join(", ");
+        for method in verbs.iter().chain(&["PATCH"]).filter(|method| !has(method)) {
+            refused += 1;
+            let answer = ask(&bench, method, path, &[]);
+            answer.problem(405, "method-not-allowed");
+            assert_eq!(answer.headers["allow"], allow, "{method} {path}");
+        }
+    }
+    assert!(refused > 100, "{refused}");
+}
+
+/// A path is checked as it is routed, without its escapes.
+#[test]
+fn a_query_and_a_condition_on_an_escaped_path_are_checked() {
+    let bench = Bench::new(1);
+    bench.get("/api/v1/n%6fde").expect(200);
+    for path in ["/api/v1/n%6fde?x=1", "/metric%73?x=1"] {
+        bench.get(path).problem(400, "malformed-query");
+    }
+    let tag = [("if-match", "\"none\"")];
+    let says = ask(&bench, "PUT", "/api/v1/gpus/GPU-0/h%65alth", &tag).problem(400, "malformed-header");
+    assert!(says.contains("no ETag"), "{says}");
+}
+
+#[test]
+fn what_is_no_operation_is_said_before_what_is_wrong_with_its_condition() {
+    let bench = Bench::new(1);
+    ask(&bench, "DELETE", "/api/v1/nothing", &[("if-none-match", "*")]).problem(404, "no-such-route");
+    ask(&bench, "POST", "/api/v1/gpus", &[("if-match", "\"none\"")]).problem(405, "method-not-allowed");
 }
 
 #[test]

@@ -206,3 +206,18 @@ fn the_keys_that_apply_at_once_are_those_for_which_the_chart_keeps_the_pods() {
         );
     }
 }
+
+/// The routes are those of the application, in one table: a second list would have to be kept equal.
+#[test]
+fn the_server_crate_names_no_route() {
+    let document: serde_json::Value = serde_json::from_str(berth_admin::openapi_json()).unwrap();
+    let mut paths: Vec<&str> = document["paths"].as_object().unwrap().keys().map(String::as_str).collect();
+    assert!(paths.len() > 30, "{}", paths.len());
+    paths.extend(["/swagger-ui", "/problems", "/page", "/openapi.json"]);
+    for file in entries("src/http").into_iter().filter(|path| path.ends_with(".rs")) {
+        let text = read(&file);
+        let named = paths.iter().find(|path| text.contains(**path));
+        assert_eq!(named, None, "{file}");
+        assert!(!text.contains("/api/v1"), "{file}");
+    }
+}

@@ -213,3 +213,20 @@ fn units_are_written_as_people_write_them() {
     let of_memory: Vec<_> = properties.filter(|name| name.to_lowercase().ends_with("mib")).collect();
     assert!(of_memory.len() > 8 && of_memory.iter().all(|name| name.ends_with("MiB")), "{of_memory:?}");
 }
+
+#[test]
+fn each_part_of_a_path_that_varies_is_a_parameter() {
+    let document: Value = serde_json::from_str(berth_admin::openapi_json()).unwrap();
+    let mut varying = 0;
+    for (path, item) in document["paths"].as_object().unwrap() {
+        let parts = path.split('/').filter_map(|part| part.strip_prefix('{')?.strip_suffix('}'));
+        let parts: Vec<&str> = parts.collect();
+        for (method, operation) in item.as_object().unwrap() {
+            let parameters = operation["parameters"].as_array().into_iter().flatten();
+            let names = parameters.filter(|one| one["in"] == "path").map(|one| one["name"].as_str().unwrap());
+            assert_eq!(names.collect::<Vec<_>>(), parts, "{method} {path}");
+            varying += parts.len();
+        }
+    }
+    assert!(varying > 15, "{varying}");
+}

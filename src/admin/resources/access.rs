@@ -8,7 +8,7 @@ use berth_http::{Caller, HandlerResult, Right, etag};
 ///
 /// Returns who the caller is for the daemon and what it may do, so that a client can leave out what would be refused. A user
 /// of the cluster has no right here: the API server decides about each of its requests.
-#[utoipa::path(get, path = "/api/v1/access", tag = "node", operation_id = "getAccess",
+#[utoipa::path(get, path = "",
     responses((status = 200, description = "The caller and its right", body = Access)))]
 pub(crate) async fn show(caller: Caller, request: HttpRequest) -> HandlerResult {
     let right = match caller.right() {

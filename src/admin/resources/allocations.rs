@@ -154,7 +154,7 @@ fn parse_cursor(text: &str) -> Result<(u64, AllocationId), Failure> {
 ///
 /// Lists one page: `next` of a response is the `cursor` of the following request. `total` is the number of all
 /// matching allocations.
-#[utoipa::path(get, path = "/api/v1/allocations", tag = "allocations", operation_id = "listAllocations", params(Filter),
+#[utoipa::path(get, path = "",
     responses((status = 200, description = "Those that match", body = AllocationList)))]
 pub(crate) async fn list(state: Data<State>, request: HttpRequest, filter: Query<Filter>) -> HandlerResult {
     let limit = query::limit(filter.limit, ALLOCATIONS_DEFAULT, ALLOCATIONS_MAX)?;
@@ -209,9 +209,7 @@ fn unwritten(error: &serde_json::Error) -> Failure {
 /// Get an allocation, live or ended
 ///
 /// Returns its devices, its holder as far as known, the decision behind it, and what its processes use of its limits.
-#[utoipa::path(get, path = "/api/v1/allocations/{id}", tag = "allocations", operation_id = "getAllocation",
-    params(("id" = String, Path, description = "The id of the allocation", example = "5eed0001-17")),
-    responses((status = 200, description = "The allocation", body = Allocation)))]
+#[utoipa::path(get, path = "", responses((status = 200, description = "The allocation", body = Allocation)))]
 pub(crate) async fn show(state: Data<State>, request: HttpRequest, path: Path<String>) -> HandlerResult {
     etag::fresh(&request, &shown(&state, &state.kernel.snapshot(), allocation_id(&path)?)?)
 }
@@ -233,8 +231,7 @@ pub(crate) struct Ending {
 /// Ends an allocation by hand when no source can show whether its pod still runs; its devices are released at once.
 /// Refused while the kubelet, the API server or a process on the GPU shows the pod running, and for 30 s after the
 /// grant. `force` ends it anyway and is recorded in the audit log.
-#[utoipa::path(delete, path = "/api/v1/allocations/{id}", tag = "allocations", operation_id = "endAllocation",
-    params(("id" = String, Path, description = "The id of the allocation", example = "5eed0001-17"), Ending),
+#[utoipa::path(delete, path = "",
     responses(
         (status = 200, description = "The allocation, ended", body = Allocation),
         (status = 400, description = "A malformed id or query"),

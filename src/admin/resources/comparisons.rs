@@ -50,7 +50,7 @@ pub(crate) struct Limit {
 /// Calls the policy with recorded questions again, newest first, and compares its answers with the recorded outcomes.
 /// Nothing is changed. Questions on which the policy passes are counted separately. A replay takes at most 20
 /// seconds; `next` is the `cursor` of the following one.
-#[utoipa::path(post, path = "/api/v1/replays", tag = "decisions", operation_id = "replayDecisions", params(Limit),
+#[utoipa::path(post, path = "",
     request_body(content = Candidate),
     responses(
         (status = 200, description = "The differences", body = Replay),
@@ -79,8 +79,7 @@ pub(crate) async fn replay(
 ///
 /// Lists the policies that are called in addition to the stack, each with the comparison of its answers with those of
 /// the stack, and the newest differences. There are at most four.
-#[utoipa::path(get, path = "/api/v1/shadows", tag = "decisions", operation_id = "listShadows",
-    responses((status = 200, description = "The shadows", body = ShadowList)))]
+#[utoipa::path(get, path = "", responses((status = 200, description = "The shadows", body = ShadowList)))]
 pub(crate) async fn list(state: Data<State>, request: HttpRequest) -> HandlerResult {
     let items = state.lab.shadows().iter().map(shadow_body).collect();
     etag::fresh(&request, &ShadowList { items })
@@ -90,7 +89,7 @@ pub(crate) async fn list(state: Data<State>, request: HttpRequest) -> HandlerRes
 ///
 /// Calls a policy with every question that the stack gets, on the same node, outside of the request's path and
 /// without effect, and counts where its answers would differ. A shadow lasts until it is deleted or the daemon ends.
-#[utoipa::path(post, path = "/api/v1/shadows", tag = "decisions", operation_id = "addShadow",
+#[utoipa::path(post, path = "",
     request_body(content = Candidate),
     responses(
         (status = 201, description = "The shadow, which is called from now on", body = Shadow, headers(("Location" = String, description = "Its path"))),
@@ -120,8 +119,7 @@ pub(crate) async fn add(
 /// Get a shadow
 ///
 /// Returns how its answers compare to the stack's, by hook, and the newest differences.
-#[utoipa::path(get, path = "/api/v1/shadows/{id}", tag = "decisions", operation_id = "getShadow",
-    params(("id" = u64, Path, description = "The number of the shadow", example = 1)),
+#[utoipa::path(get, path = "",
     responses((status = 200, description = "The shadow with its results", body = Shadow)))]
 pub(crate) async fn show(state: Data<State>, request: HttpRequest, path: Path<u64>) -> HandlerResult {
     let shadows = state.lab.shadows();
@@ -132,9 +130,7 @@ pub(crate) async fn show(state: Data<State>, request: HttpRequest, path: Path<u6
 /// End a shadow
 ///
 /// Returns its results. Its number is not used again while the daemon runs.
-#[utoipa::path(delete, path = "/api/v1/shadows/{id}", tag = "decisions", operation_id = "endShadow",
-    params(("id" = u64, Path, description = "The number of the shadow", example = 1)),
-    responses((status = 200, description = "Its results", body = Shadow)))]
+#[utoipa::path(delete, path = "", responses((status = 200, description = "Its results", body = Shadow)))]
 pub(crate) async fn end(caller: Caller, state: Data<State>, path: Path<u64>) -> HandlerResult {
     let shadow = state.lab.remove_shadow(*path).ok_or_else(|| unknown(*path))?;
     tracing::info!(policy = shadow.candidate.policy, by = caller.name(), "a shadow was stopped");

@@ -132,8 +132,11 @@ fn requester(ledger: &Ledger, query: &Query) -> Result<Option<Requester>, Failur
 ///
 /// Lists questions to the stack, with the answer and duration of each policy, and the outcome. One page: `next` of a
 /// response is the `cursor` of the following request.
-#[utoipa::path(get, path = "/api/v1/decisions", tag = "decisions", operation_id = "listDecisions", params(Query),
-    responses((status = 200, description = "Those that match", body = DecisionRecordList)))]
+#[utoipa::path(get, path = "",
+    responses(
+        (status = 200, description = "Those that match", body = DecisionRecordList),
+        (status = 409, description = "This daemon has no journal"),
+    ))]
 pub(crate) async fn list(
     state: Data<State>,
     request: HttpRequest,
@@ -149,12 +152,12 @@ pub(crate) async fn list(
 /// Get a decision
 ///
 /// Returns the question, the answer and duration of each policy of the stack, and the outcome.
-#[utoipa::path(get, path = "/api/v1/decisions/{seq}", tag = "decisions", operation_id = "getDecision",
-    params(("seq" = u64, Path, description = "The number of the decision", example = 4710)),
+#[utoipa::path(get, path = "",
     responses(
         (status = 200, description = "The decision", body = DecisionRecord),
         (status = 400, description = "No number"),
         (status = 404, description = "There is no such decision, or it is no longer recorded"),
+        (status = 409, description = "This daemon has no journal"),
     ))]
 pub(crate) async fn show(state: Data<State>, request: HttpRequest, path: Path<u64>) -> HandlerResult {
     let found = state.lab.decision(*path).await.or_failure()?;
@@ -166,13 +169,13 @@ pub(crate) async fn show(state: Data<State>, request: HttpRequest, path: Path<u6
 ///
 /// Returns what the policies were given, in the form of the contract (policies-wasm/wit): `node.node` with parts,
 /// devices and allocations, `node.shares` with the share number of each device, and `question`.
-#[utoipa::path(get, path = "/api/v1/decisions/{seq}/input", tag = "decisions", operation_id = "getDecisionInput",
-    params(("seq" = u64, Path, description = "The number of the decision", example = 4710)),
+#[utoipa::path(get, path = "",
     responses(
         (status = 200, description = "The input of the policies", body = Object,
             example = json!({"node": {"node": {"parts": [{"id": "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5", "memory-mib": 81559}]}, "parameters": ""}, "question": {"hook": "place", "size": 1}})),
         (status = 400, description = "No number"),
         (status = 404, description = "There is no such decision, or its input was not recorded"),
+        (status = 409, description = "This daemon has no journal"),
     ))]
 pub(crate) async fn input(state: Data<State>, path: Path<u64>) -> HandlerResult {
     let found = state.lab.decision(*path).await.or_failure()?;
@@ -195,8 +198,7 @@ fn unknown(seq: u64) -> Failure {
 /// Explain an allocation
 ///
 /// Returns in sentences why it has its devices, with the recorded decisions behind it.
-#[utoipa::path(get, path = "/api/v1/allocations/{id}/explanation", tag = "decisions", operation_id = "explainAllocation",
-    params(("id" = String, Path, description = "The id of the allocation", example = "5eed0001-17")),
+#[utoipa::path(get, path = "",
     responses((status = 200, description = "The explanation", body = Explanation)))]
 pub(crate) async fn explain(state: Data<State>, request: HttpRequest, path: Path<String>) -> HandlerResult {
     let id = AllocationId::parse(&path).map_err(|error| Failure::new(Kind::Path, error))?;

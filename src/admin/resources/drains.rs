@@ -29,11 +29,7 @@ const DEADLINE_S_MAX: u32 = 7 * 24 * 3600;
 ///
 /// Nothing new is granted on it, and its free devices are withdrawn at once; existing allocations stay. Idempotent,
 /// except that another reason replaces the previous one.
-#[utoipa::path(put, path = "/api/v1/gpus/{uuid}/cordon", tag = "gpus", operation_id = "cordonGpu",
-    params(
-        ("uuid" = String, Path, description = "UUID of the GPU; an index is answered with 404 and a hint with its UUID", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5"),
-        ("If-Match" = Option<String>, Header, description = "Only if its drain state still has this ETag, from GET /api/v1/gpus/{uuid}/drain", example = "\"active\""),
-    ),
+#[utoipa::path(put, path = "",
     request_body(content = Cordon, description = "The reason; optional"),
     responses(
         (status = 200, description = "The GPU, cordoned", body = Gpu, headers(("ETag" = String, description = "The ETag of the new drain state, for If-Match"))),
@@ -63,12 +59,7 @@ pub(crate) async fn cordon(
 ///
 /// Removes the caller's cordon or drain, in any state. The GPU is granted again once no other owner's mark is left;
 /// `drain.marks` of the answer names those. With `owner`, removes that owner's mark instead. Idempotent.
-#[utoipa::path(delete, path = "/api/v1/gpus/{uuid}/cordon", tag = "gpus", operation_id = "uncordonGpu",
-    params(
-        ("uuid" = String, Path, description = "UUID of the GPU; an index is answered with 404 and a hint with its UUID", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5"),
-        OwnerQuery,
-        ("If-Match" = Option<String>, Header, description = "Only if its drain state still has this ETag, from GET /api/v1/gpus/{uuid}/drain", example = "\"active\""),
-    ),
+#[utoipa::path(delete, path = "",
     responses(
         (status = 200, description = "The GPU, active unless another owner's mark is left", body = Gpu, headers(("ETag" = String, description = "The ETag of the new drain state, for If-Match"))),
         (status = 400, description = "A malformed UUID, query or If-Match"),
@@ -120,11 +111,7 @@ impl OwnerQuery {
 /// ten seconds; then its state is `drained`. With `evict` its pods are evicted through the API server, and its held
 /// devices are listed Unhealthy meanwhile; without it pods end by themselves or by `kubectl`. A new order replaces
 /// the previous one; a GPU that is drained already stays so.
-#[utoipa::path(put, path = "/api/v1/gpus/{uuid}/drain", tag = "gpus", operation_id = "drainGpu",
-    params(
-        ("uuid" = String, Path, description = "UUID of the GPU; an index is answered with 404 and a hint with its UUID", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5"),
-        ("If-Match" = Option<String>, Header, description = "Only if its drain state still has this ETag, from GET /api/v1/gpus/{uuid}/drain", example = "\"active\""),
-    ),
+#[utoipa::path(put, path = "",
     request_body(content = DrainOrder, description = "The settings; optional"),
     responses(
         (status = 200, description = "The GPU, draining or drained", body = Gpu, headers(("ETag" = String, description = "The ETag of the new drain state, for If-Match"))),
@@ -199,8 +186,7 @@ const PREVIEW_MAX: Duration = Duration::from_secs(5);
 /// Returns the pods that hold the GPU, with their owners, and changes nothing. With `evict`, the API server is asked
 /// whether it would evict each pod now (an eviction with `dryRun`), so that disruption budgets are known before the
 /// drain: `notAsked` is then a pod that it would evict.
-#[utoipa::path(get, path = "/api/v1/gpus/{uuid}/drain/preview", tag = "gpus", operation_id = "previewDrainOfGpu",
-    params(("uuid" = String, Path, description = "UUID of the GPU; an index is answered with 404 and a hint with its UUID", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5"), PreviewQuery),
+#[utoipa::path(get, path = "",
     responses(
         (status = 200, description = "The pods that hold it", body = DrainPreview),
         (status = 409, description = "Evictions need an API server, and none is configured"),
@@ -240,8 +226,7 @@ pub(crate) async fn preview(
 /// Returns the remaining holders and what blocks each, the number of remaining processes, and the remaining time. The
 /// ETag depends on what operators set and does not change while holders leave, so that it can be sent as If-Match
 /// with the next order.
-#[utoipa::path(get, path = "/api/v1/gpus/{uuid}/drain", tag = "gpus", operation_id = "getDrainOfGpu",
-    params(("uuid" = String, Path, description = "UUID of the GPU; an index is answered with 404 and a hint with its UUID", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5")),
+#[utoipa::path(get, path = "",
     responses((status = 200, description = "Its drain state, with the progress of a drain", body = Drain, headers(("ETag" = String, description = "The ETag of the drain state, for If-Match")))))]
 pub(crate) async fn show(state: Data<State>, path: Path<String>) -> HandlerResult {
     let gpu = gpu_id(&state, &path)?;
@@ -254,12 +239,7 @@ pub(crate) async fn show(state: Data<State>, path: Path<String>) -> HandlerResul
 ///
 /// Turns the caller's drain into a cordon; uncordon the GPU to have it granted again. With `owner`, does so to that
 /// owner's drain instead. Idempotent.
-#[utoipa::path(delete, path = "/api/v1/gpus/{uuid}/drain", tag = "gpus", operation_id = "stopDrainOfGpu",
-    params(
-        ("uuid" = String, Path, description = "UUID of the GPU; an index is answered with 404 and a hint with its UUID", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5"),
-        OwnerQuery,
-        ("If-Match" = Option<String>, Header, description = "Only if its drain state still has this ETag, from GET /api/v1/gpus/{uuid}/drain", example = "\"active\""),
-    ),
+#[utoipa::path(delete, path = "",
     responses(
         (status = 200, description = "The GPU, cordoned or active, or draining by another owner", body = Gpu, headers(("ETag" = String, description = "The ETag of the new drain state, for If-Match"))),
         (status = 400, description = "A malformed UUID, query or If-Match"),
@@ -287,8 +267,7 @@ pub(crate) async fn stop(
 /// For a GPU that is unhealthy or degraded until an operator marks it healthy, or before its quiet time is over. It
 /// stays healthy until the next bad reading. For a healthy GPU, only the events that a policy ignored are forgotten. A
 /// GPU that does not respond cannot be marked.
-#[utoipa::path(put, path = "/api/v1/gpus/{uuid}/health", tag = "gpus", operation_id = "markGpuHealthy",
-    params(("uuid" = String, Path, description = "UUID of the GPU; an index is answered with 404 and a hint with its UUID", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5")),
+#[utoipa::path(put, path = "",
     request_body(content = MarkHealthy, description = "Why"),
     responses(
         (status = 200, description = "The GPU, healthy", body = Gpu),
@@ -320,8 +299,8 @@ pub(crate) async fn mark_healthy(
     Ok(HttpResponse::Ok().json(shown(&state, &gpu)?))
 }
 
-/// The marks that the request's `If-Match` names, which the keeper checks again in the turn of the command; `None` without a
-/// condition.
+/// The marks that the request's `If-Match` names, which the keeper checks again in the turn of the command; `None`
+/// without a condition.
 fn if_match(state: &State, request: &HttpRequest, gpu: &PartId) -> Result<Option<Revision>, Failure> {
     let ledger = state.kernel.snapshot();
     let known = ledger.gpus.get(gpu).ok_or_else(|| Refusal::UnknownGpu { gpu: gpu.clone() }).or_failure()?;
@@ -336,8 +315,8 @@ fn drain_tag(state: &State, gpu: &PartId) -> Result<String, Failure> {
     Ok(tag(&known.marks))
 }
 
-/// Responds with the GPU, after its drain state has changed. The tag is read first: if the GPU changes again in between, a
-/// request with this tag is refused, although the body shows that change.
+/// Responds with the GPU, after its drain state has changed. The tag is read first: if the GPU changes again in between,
+/// a request with this tag is refused, although the body shows that change.
 fn respond(state: &State, gpu: &PartId) -> HandlerResult {
     let tag = drain_tag(state, gpu)?;
     Ok(HttpResponse::Ok().insert_header((ETAG, tag)).json(shown(state, gpu)?))

@@ -16,7 +16,7 @@ use std::time::Duration;
 /// a GPU and a change of its MIG mode fail while one does. All GPUs are unhealthy meanwhile, and nothing is granted.
 /// Refused while a GPU is held, unless forced. Allocations stay. The daemon uses the driver again after
 /// `resume`, when the time is over, when another driver is loaded, or when it is started again.
-#[utoipa::path(post, path = "/api/v1/node/nvml/release", tag = "node", operation_id = "releaseDriver",
+#[utoipa::path(post, path = "",
     request_body(content = ReleaseOrder, description = "The settings; optional"),
     responses(
         (status = 200, description = "The driver is released", body = DriverRelease),
@@ -57,7 +57,7 @@ pub(crate) async fn release(
 /// Use the driver again
 ///
 /// Ends a release of the driver; the GPUs are scanned at once, and healthy GPUs are granted again. Idempotent.
-#[utoipa::path(post, path = "/api/v1/node/nvml/resume", tag = "node", operation_id = "resumeDriver",
+#[utoipa::path(post, path = "",
     responses((status = 204, description = "The driver is used again, or was never released")))]
 pub(crate) async fn resume(caller: Caller, state: Data<State>) -> HandlerResult {
     if state.driver.resume() {

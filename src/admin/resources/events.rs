@@ -102,8 +102,8 @@ pub(crate) struct Query {
 /// reconnect. It also ends within some seconds after its caller is no longer authorized. At most 32 streams are open
 /// at the same time. When all are in use, a new stream replaces the oldest one of the caller with the most streams,
 /// if the new caller has fewer. `follow=false` does not count.
-#[utoipa::path(get, path = "/api/v1/events", tag = "events", operation_id = "streamEvents",
-    params(Query, ("Last-Event-ID" = Option<String>, Header, description = "The id of the last event that the client got; takes precedence over `since`", example = "19a8c3f2b10-17")),
+#[utoipa::path(get, path = "",
+    params(("Last-Event-ID" = Option<String>, Header, description = "The id of the last event that the client got; takes precedence over `since`", example = "19a8c3f2b10-17")),
     responses(
         (status = 200, description = "Events, until the stream ends", body = String, content_type = "text/event-stream"),
         (status = 400, description = "A malformed query or Last-Event-ID, or an unknown key in the query"),

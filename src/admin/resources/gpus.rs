@@ -55,7 +55,7 @@ impl Filter {
 ///
 /// Lists each GPU with its health, its drain state, and its devices and held devices by resource, all in one
 /// response.
-#[utoipa::path(get, path = "/api/v1/gpus", tag = "gpus", operation_id = "listGpus", params(Filter),
+#[utoipa::path(get, path = "",
     responses((status = 200, description = "The GPUs, in the order of their index", body = GpuList)))]
 pub(crate) async fn list(state: Data<State>, request: HttpRequest, filter: Query<Filter>) -> HandlerResult {
     filter.check()?;
@@ -71,9 +71,7 @@ pub(crate) async fn list(state: Data<State>, request: HttpRequest, filter: Query
 ///
 /// Returns its facts, its health with the history, its drain state with the progress, each device with its holder,
 /// and its distance to the other GPUs.
-#[utoipa::path(get, path = "/api/v1/gpus/{uuid}", tag = "gpus", operation_id = "getGpu",
-    params(("uuid" = String, Path, description = "UUID of the GPU; an index is answered with 404 and a hint with its UUID", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5")),
-    responses((status = 200, description = "The GPU", body = Gpu)))]
+#[utoipa::path(get, path = "", responses((status = 200, description = "The GPU", body = Gpu)))]
 pub(crate) async fn show(state: Data<State>, request: HttpRequest, path: Path<String>) -> HandlerResult {
     etag::fresh(&request, &shown(&state, &gpu_id(&state, &path)?)?)
 }
@@ -82,8 +80,7 @@ pub(crate) async fn show(state: Data<State>, request: HttpRequest, path: Path<St
 ///
 /// Removes it and its ids from the kubelet's list. Refused while the GPU is present, while an allocation names it,
 /// and within a minute after it vanished.
-#[utoipa::path(delete, path = "/api/v1/gpus/{uuid}", tag = "gpus", operation_id = "forgetGpu",
-    params(("uuid" = String, Path, description = "UUID of the GPU; an index is answered with 404 and a hint with its UUID", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5")),
+#[utoipa::path(delete, path = "",
     responses(
         (status = 204, description = "The GPU was removed"),
         (status = 409, description = "The GPU is present, is held, or vanished a moment ago"),

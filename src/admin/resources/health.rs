@@ -14,8 +14,7 @@ use berth_core::KernelHandle;
 use berth_core::counters::{RegistrationState, RegistrationStatus};
 use berth_core::metrics::{CONTENT_TYPE, CheckResults};
 use berth_core::stack::OfferNotes;
-use berth_http::query::Probe;
-use berth_http::{Failure, HandlerResult, gate};
+use berth_http::{Failure, HandlerResult, may_have_details};
 use berth_kernel::contested::contested;
 use berth_kernel::gpu::Reading;
 use berth_kernel::ledger::Ledger;
@@ -23,24 +22,56 @@ use berth_kernel::names::{PartId, Resource};
 use berth_kernel::policy::TriageAnswer;
 use berth_kernel::time::Now;
 use berth_kernel::transitions::{GpuName, Transition};
+use serde::Deserialize;
 use std::time::Duration;
+use utoipa::IntoParams;
+
+/// The query of a probe.
+#[derive(Debug, Default, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct Probe {
+    /// Accepted as by the probes of Kubernetes; the response lists every check in any case.
+    #[allow(dead_code)]
+    #[param(example = "")]
+    verbose: Option<String>,
+}
 
 /// Check liveness
 ///
 /// The daemon is alive if the ledger's writer makes progress, policy calls return, GPU scans start and end, the
 /// runtime that serves the kubelet runs, and the kubelet has a stream of every registered resource. Failures that
 /// are retried belong to `/readyz`. Over TLS from another machine the details need the right to read.
-#[utoipa::path(get, path = "/livez", tag = "health", operation_id = "livez", security(()), params(Probe),
+#[utoipa::path(get, path = "",
+    security(()),
     responses(
         (status = 200, description = "The daemon is live", body = Alive),
         (status = 503, description = "A part of the daemon makes no progress; the body has the reason: restart it"),
     ))]
 pub(crate) async fn livez(state: Data<State>, request: HttpRequest, _probe: Query<Probe>) -> HandlerResult {
-    let checks = gate::visible_checks(&request, liveness(&state.kernel));
+    let checks = visible_checks(&request, liveness(&state.kernel));
     if checks.iter().all(|check| check.ok) {
         return Ok(HttpResponse::Ok().json(Alive { alive: true, checks }));
     }
-    Err(Failure::new(Kind::NotAlive, gate::describe_failed(&checks)).checks(checks))
+    Err(Failure::new(Kind::NotAlive, describe_failed(&checks)).checks(checks))
+}
+
+/// The checks, with details only if the client may have them.
+fn visible_checks(request: &HttpRequest, mut checks: Vec<Check>) -> Vec<Check> {
+    if !may_have_details(request) {
+        checks.iter_mut().for_each(|check| check.detail = None);
+    }
+    checks
+}
+
+/// The failed checks in one line: their names, with details if they have them.
+fn describe_failed(checks: &[Check]) -> String {
+    let failed = checks.iter().filter(|check| !check.ok);
+    let texts = failed.map(|check| match &check.detail {
+        Some(detail) => format!("{}: {detail}", check.name),
+        None => check.name.clone(),
+    });
+    texts.collect::<Vec<_>>().join("; ")
 }
 
 /// The checks of liveness.
@@ -107,17 +138,18 @@ fn unwatched(kernel: &KernelHandle, limit: Duration) -> Option<String> {
 /// kubelet that disconnects later is reported, but the daemon stays ready; so do policies of the active stack that
 /// cannot be called yet. Nor is it ready while no GPU can be used because policies judge GPUs unhealthy. Over TLS from
 /// another machine the details need the right to read; without it only the names of the checks are returned.
-#[utoipa::path(get, path = "/readyz", tag = "health", operation_id = "readyz", security(()), params(Probe),
+#[utoipa::path(get, path = "",
+    security(()),
     responses(
         (status = 200, description = "The daemon is ready", body = Ready),
         (status = 503, description = "The daemon is not ready; the body has the reasons"),
     ))]
 pub(crate) async fn readyz(state: Data<State>, request: HttpRequest, _probe: Query<Probe>) -> HandlerResult {
-    let checks = gate::visible_checks(&request, readiness(&(state.facts)(), &state));
+    let checks = visible_checks(&request, readiness(&(state.facts)(), &state));
     if checks.iter().all(|c| c.ok) {
         return Ok(HttpResponse::Ok().json(Ready { ready: true, checks }));
     }
-    Err(Failure::new(Kind::NotReady, gate::describe_failed(&checks)).retry_after(1).checks(checks))
+    Err(Failure::new(Kind::NotReady, describe_failed(&checks)).retry_after(1).checks(checks))
 }
 
 /// The checks of readiness.
@@ -297,7 +329,7 @@ fn registration(kernel: &KernelHandle, waits: Option<String>) -> (bool, Option<S
 /// OpenMetrics text; `deploy/METRICS.md` describes all families. The response is made from snapshots and counters,
 /// and never waits for an Allocate. Open on this node and on the health listener; over TLS from another machine it
 /// needs the right to read.
-#[utoipa::path(get, path = "/metrics", tag = "health", operation_id = "metrics",
+#[utoipa::path(get, path = "",
     security((), ("token" = [])),
     responses(
         (status = 200, description = "The metrics", body = String, content_type = "application/openmetrics-text"),

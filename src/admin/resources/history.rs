@@ -53,9 +53,7 @@ pub(crate) struct EventQuery {
 /// as averages of equal steps, oldest first. They are samples of the inventory scans, kept in memory for 24 hours: a restart
 /// of the daemon drops them. A value that NVML does not report is absent. At most 256 pairs of a GPU and a pod are kept;
 /// pods that were seen longest ago leave first.
-#[utoipa::path(get, path = "/api/v1/gpus/{uuid}/history", tag = "gpus", operation_id = "getGpuHistory",
-    params(("uuid" = String, Path, description = "UUID of the GPU; an index is answered with 404 and a hint with its UUID", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5"), GpuQuery),
-    responses((status = 200, description = "The history", body = GpuHistory)))]
+#[utoipa::path(get, path = "", responses((status = 200, description = "The history", body = GpuHistory)))]
 pub(crate) async fn of_gpu(
     state: Data<State>,
     request: HttpRequest,
@@ -91,7 +89,7 @@ pub(crate) async fn of_gpu(
 /// refused requests, activations and policies, bypasses, and what the daemon lacks. Grants and ends of allocations are left
 /// out. At most 500 are kept, in memory: a restart of the daemon drops them. If there are more, the oldest events of the
 /// most frequent kind leave first.
-#[utoipa::path(get, path = "/api/v1/events/history", tag = "events", operation_id = "listPastEvents", params(EventQuery),
+#[utoipa::path(get, path = "",
     responses((status = 200, description = "The events, newest first", body = EventHistory)))]
 pub(crate) async fn of_events(
     state: Data<State>,

@@ -19,8 +19,7 @@ use std::collections::BTreeMap;
 ///
 /// Returns whether the daemon is ready and what it waits for, the resources as listed to the kubelet, and the numbers
 /// of GPUs, allocations and policies.
-#[utoipa::path(get, path = "/api/v1/node", tag = "node", operation_id = "getNode",
-    responses((status = 200, description = "The node", body = Node)))]
+#[utoipa::path(get, path = "", responses((status = 200, description = "The node", body = Node)))]
 pub(crate) async fn show(state: Data<State>, request: HttpRequest) -> HandlerResult {
     let facts = (state.facts)();
     let survey = state.surveys.newest(&state.kernel);

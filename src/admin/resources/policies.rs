@@ -80,7 +80,7 @@ fn parse_cursor(text: &str) -> Result<Key, Failure> {
 ///
 /// Lists the versions that came with the daemon and the uploaded ones, each with its hooks. One page: `next` of a
 /// response is the `cursor` of the following request.
-#[utoipa::path(get, path = "/api/v1/policies", tag = "policies", operation_id = "listPolicies", params(Filter),
+#[utoipa::path(get, path = "",
     responses((status = 200, description = "By name, newest first", body = PolicyList)))]
 pub(crate) async fn list(state: Data<State>, request: HttpRequest, filter: Query<Filter>) -> HandlerResult {
     let limit = query::limit(filter.limit, VERSIONS_LISTED_MAX, VERSIONS_LISTED_MAX)?;
@@ -115,8 +115,8 @@ pub(crate) async fn list(state: Data<State>, request: HttpRequest, filter: Query
 /// they may add a signature. Two callers may upload at the same time, one policy each. If the configuration has
 /// `trustedKeys`, one of them must have signed the exact body; otherwise the response is 403, and nothing is
 /// compiled.
-#[utoipa::path(post, path = "/api/v1/policies", tag = "policies", operation_id = "uploadPolicy",
-    params(Word, ("Berth-Signature" = Option<String>, Header, description = "Ed25519 signature over the body, 64 bytes in base64", example = "O7Eu2jwpjbXeJVl/VNkk8uF+eKJq2JU+2CGO5oLwu76QIeLzAJ0VLJEb8fJexoOpAnFBZnZ6+9jlvQ+wEk7Lig==")),
+#[utoipa::path(post, path = "",
+    params(("Berth-Signature" = Option<String>, Header, description = "Ed25519 signature over the body, 64 bytes in base64", example = "O7Eu2jwpjbXeJVl/VNkk8uF+eKJq2JU+2CGO5oLwu76QIeLzAJ0VLJEb8fJexoOpAnFBZnZ6+9jlvQ+wEk7Lig==")),
     request_body(content((Vec<u8> = "application/wasm"), (Vec<u8> = "application/octet-stream")), description = "The component, at most 32 MiB"),
     responses(
         (status = 200, description = "The version, which was uploaded before", body = PolicyDetail),
@@ -164,8 +164,7 @@ pub(crate) async fn upload(
 ///
 /// Returns its description, who uploaded it and why, and the schema of its parameters. Its ETag changes when it is
 /// signed, or joins or leaves the active stack.
-#[utoipa::path(get, path = "/api/v1/policies/{digest}", tag = "policies", operation_id = "getPolicy",
-    params(("digest" = String, Path, description = "sha256 of its bytes", example = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08")),
+#[utoipa::path(get, path = "",
     responses((status = 200, description = "The version", body = PolicyDetail, headers(("ETag" = String, description = "For If-None-Match, and for If-Match when it is deleted")))))]
 pub(crate) async fn show(state: Data<State>, request: HttpRequest, path: Path<String>) -> HandlerResult {
     let ledger = state.kernel.snapshot();
@@ -176,8 +175,7 @@ pub(crate) async fn show(state: Data<State>, request: HttpRequest, path: Path<St
 ///
 /// Returns the uploaded bytes; their sha256 is the digest. They are never compressed. If the connection ends before
 /// `Content-Length` bytes, the file was changed on the disk meanwhile, or the daemon stopped.
-#[utoipa::path(get, path = "/api/v1/policies/{digest}/module", tag = "policies", operation_id = "getPolicyModule",
-    params(("digest" = String, Path, description = "sha256 of its bytes", example = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08")),
+#[utoipa::path(get, path = "",
     responses(
         (status = 200, description = "The component as it was uploaded", body = Vec<u8>, content_type = "application/wasm"),
         (status = 410, description = "Its files are missing or changed: upload it again"),
@@ -212,16 +210,11 @@ pub(crate) async fn module(state: Data<State>, request: HttpRequest, path: Path<
 ///
 /// Removes its module and its compiled artifact. Versions in the active stack, in shadows and those that came with
 /// the daemon cannot be deleted; an earlier stack with a deleted version can no longer be rolled back to.
-#[utoipa::path(delete, path = "/api/v1/policies/{digest}", tag = "policies", operation_id = "deletePolicy",
-    params(
-        ("digest" = String, Path, description = "sha256 of its bytes", example = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"),
-        ("If-Match" = Option<String>, Header, description = "Only if it still has this ETag, from GET", example = "\"5d41402abc4b2a76\""),
-    ),
+#[utoipa::path(delete, path = "",
     responses(
         (status = 204, description = "Deleted"),
         (status = 400, description = "A malformed digest or If-Match"),
         (status = 409, description = "It is in the active stack, is called as a shadow, or is shipped with the daemon"),
-        (status = 412, description = "It was signed or activated after it was read"),
         (status = 503, description = "Policies are being uploaded, compiled or tried, possibly this one"),
     ))]
 pub(crate) async fn delete(
@@ -237,8 +230,8 @@ pub(crate) async fn delete(
     Ok(HttpResponse::NoContent().finish())
 }
 
-/// The version that the request's `If-Match` names, which the keeper checks again in the turn of the command; `None` without a
-/// condition.
+/// The version that the request's `If-Match` names, which the keeper checks again in the turn of the command; `None`
+/// without a condition.
 fn if_match(request: &HttpRequest, ledger: &Ledger, path: &str) -> Result<Option<Revision>, Failure> {
     let condition = etag::if_match(request)?;
     if condition.is_any() {

@@ -20,9 +20,7 @@ const BYPASSES_MAX: usize = 1024;
 ///
 /// Lists each process with its owner, its memory, and the allocation that it uses. A GPU that does not report its
 /// processes has none here; `sight` is how complete the list is.
-#[utoipa::path(get, path = "/api/v1/gpus/{uuid}/processes", tag = "processes", operation_id = "listGpuProcesses",
-    params(("uuid" = String, Path, description = "UUID of the GPU; an index is answered with 404 and a hint with its UUID", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5")),
-    responses((status = 200, description = "The processes", body = ProcessList)))]
+#[utoipa::path(get, path = "", responses((status = 200, description = "The processes", body = ProcessList)))]
 pub(crate) async fn list(state: Data<State>, request: HttpRequest, path: Path<String>) -> HandlerResult {
     let gpu = gpu_id(&state, &path)?;
     let ledger = state.kernel.snapshot();
@@ -74,7 +72,7 @@ fn parse_cursor(text: &str) -> Result<Key, Failure> {
 /// Lists processes on a GPU that was not granted to their pod, host processes, and processes of ended allocations,
 /// once they were seen for ten seconds; and, if the API server is used, pods whose specs let them use GPUs without an
 /// allocation. One page: `next` of a response is the `cursor` of the following request.
-#[utoipa::path(get, path = "/api/v1/bypass", tag = "processes", operation_id = "listBypasses", params(Filter),
+#[utoipa::path(get, path = "",
     responses((status = 200, description = "The processes, by GPU and process id", body = BypassList)))]
 pub(crate) async fn bypass(state: Data<State>, request: HttpRequest, filter: Query<Filter>) -> HandlerResult {
     let limit = query::limit(filter.limit, BYPASSES_MAX, BYPASSES_MAX)?;

@@ -25,7 +25,7 @@ const RESETS_MAX: u32 = 3;
 ///
 /// Returns its policies in the order of their calls, with the permissions and call statistics of each, and the stack
 /// of the configuration file.
-#[utoipa::path(get, path = "/api/v1/stack", tag = "stack", operation_id = "getStack",
+#[utoipa::path(get, path = "",
     responses((status = 200, description = "The stack; its revision is the ETag", body = Stack,
         headers(("ETag" = String, description = "The ETag of this revision, for If-Match")))))]
 pub(crate) async fn show(state: Data<State>) -> HttpResponse {
@@ -38,8 +38,7 @@ pub(crate) async fn show(state: Data<State>) -> HttpResponse {
 /// active one as a whole. If a policy fails, nothing changes. The stack is kept over restarts and takes precedence
 /// over the configuration file's until `DELETE /api/v1/stack/override`. Existing allocations stay. A dry run does the
 /// same, but for the replacement.
-#[utoipa::path(put, path = "/api/v1/stack", tag = "stack", operation_id = "activateStack",
-    params(StackChange, ("If-Match" = Option<String>, Header, description = "Only if the active stack is still at this revision", example = "\"3\"")),
+#[utoipa::path(put, path = "",
     request_body(content = NewStack),
     responses(
         (status = 200, description = "The stack, active", body = Stack, headers(("ETag" = String, description = "The new revision"))),
@@ -68,8 +67,7 @@ pub(crate) async fn activate(
 /// Return to the configuration file's stack
 ///
 /// If no stack was activated through this API, nothing changes.
-#[utoipa::path(delete, path = "/api/v1/stack/override", tag = "stack", operation_id = "resetStack",
-    params(StackReset, ("If-Match" = Option<String>, Header, description = "Only if the active stack is still at this revision", example = "\"3\"")),
+#[utoipa::path(delete, path = "",
     responses(
         (status = 200, description = "The file's stack, which is active now", body = Stack, headers(("ETag" = String, description = "The new revision"))),
         (status = 400, description = "A malformed If-Match, or an unknown key in the query"),
@@ -220,7 +218,7 @@ fn hook_record(stats: &berth_core::stack::CallStats) -> HookRecord {
 ///
 /// Lists the active stack and up to 15 before it, with the author, time and reason of each. They outlive a restart. A
 /// version that only earlier stacks name may be deleted; `gone` is set then.
-#[utoipa::path(get, path = "/api/v1/stack/history", tag = "stack", operation_id = "listActivations",
+#[utoipa::path(get, path = "",
     responses((status = 200, description = "Newest first", body = ActivationList)))]
 pub(crate) async fn history(state: Data<State>, request: HttpRequest) -> HandlerResult {
     let ledger = state.kernel.snapshot();
@@ -237,8 +235,7 @@ pub(crate) async fn history(state: Data<State>, request: HttpRequest) -> Handler
 /// its own, and takes precedence over the configuration file's. A revision of the configuration file gives the file its
 /// place back instead, if the file still has that stack. Rolling back twice without a revision returns to the initial
 /// stack. A dry run does the same, but for the activation.
-#[utoipa::path(post, path = "/api/v1/stack/rollback", tag = "stack", operation_id = "rollBackStack",
-    params(StackChange, ("If-Match" = Option<String>, Header, description = "Only if the active stack is still at this revision", example = "\"3\"")),
+#[utoipa::path(post, path = "",
     request_body(content = Rollback, description = "The revision; optional"),
     responses(
         (status = 200, description = "The stack, active", body = Stack, headers(("ETag" = String, description = "The new revision"))),
@@ -305,11 +302,7 @@ pub(crate) async fn roll_back(
 ///
 /// The entry of the active stack is called again, without another activation; its counts stay. An entry that is not
 /// suspended is not changed.
-#[utoipa::path(delete, path = "/api/v1/stack/entries/{place}/suspension", tag = "stack", operation_id = "endSuspension",
-    params(
-        ("place" = usize, Path, description = "Index of the entry in the active stack, from 0", example = 0),
-        ("If-Match" = Option<String>, Header, description = "Only if the active stack is still at this revision", example = "\"3\""),
-    ),
+#[utoipa::path(delete, path = "",
     responses(
         (status = 200, description = "The stack", body = Stack, headers(("ETag" = String, description = "Its revision"))),
         (status = 400, description = "A malformed index or If-Match"),

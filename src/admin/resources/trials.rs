@@ -38,7 +38,7 @@ const LABEL_BYTES_MAX: usize = 63;
 /// kernel checks the answers as for a real request. All of that happens on a copy: nothing is recorded, granted or
 /// shown to the kubelet. One trial runs at a time, usually for milliseconds; for up to a minute and a half if
 /// policies use all the time of an activation, and longer if one must be compiled first.
-#[utoipa::path(post, path = "/api/v1/trials", tag = "decisions", operation_id = "tryPolicy",
+#[utoipa::path(post, path = "",
     request_body(content = NewTrial),
     responses(
         (status = 200, description = "The result of the trial, including faults of policies", body = Trial),

@@ -191,7 +191,7 @@ impl Config {
             poll,
             rounds,
             stack,
-            // Of the file, and not of the daemon.
+            // These describe the file, so they are always the new ones.
             source,
             origin,
             chosen: _,

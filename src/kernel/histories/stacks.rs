@@ -5,26 +5,12 @@ use crate::command::{Activation, Command, NewStack};
 use crate::decider::Decider;
 use crate::health::{XidRules, baseline_triage};
 use crate::judgement::{TriagedReading, to_judge_again};
-use crate::names::Digest;
-use crate::policy::PolicyVersion;
+use crate::policy::{PolicyVersion, test_version};
 use crate::stack::{ACTIVATIONS_MAX, OnFault, Permissions, StackEntry};
 use crate::trust::Origin;
 
 fn version() -> PolicyVersion {
-    let digest = Digest::parse(&"a".repeat(64)).unwrap();
-    PolicyVersion {
-        name: "own".into(),
-        version: "1.0.0".into(),
-        summary: String::new(),
-        hooks: Vec::new(),
-        parameters_schema: "{}".into(),
-        artifact: digest.clone(),
-        digest,
-        bytes: 1,
-        shipped: false,
-        since_wall_ms: 0,
-        origin: Origin { by: "me".into(), ..Origin::default() },
-    }
+    PolicyVersion { origin: Origin { by: "me".into(), ..Origin::default() }, ..test_version('a') }
 }
 
 impl World {

@@ -5,12 +5,11 @@ use crate::decide::decide;
 use crate::gpu::{ECC, Inventory, Part, RECOVERED, RECOVERY, XID};
 use crate::health::{XidRules, baseline_triage};
 use crate::names::{Digest, PartId};
-use crate::policy::PolicyVersion;
+use crate::policy::test_version;
 use crate::record::records;
 use crate::restore::restore;
 use crate::stack::{OnFault, Permissions};
 use crate::test_node::{Node, part};
-use crate::trust::Origin;
 
 const GPU: &str = "GPU-0";
 
@@ -42,19 +41,7 @@ impl Judged {
     fn under(entries: &[StackEntry]) -> Self {
         let mut judged = Self { node: Node::new() };
         for letter in ['a', 'b'] {
-            judged.turn(&Command::RecordUpload(PolicyVersion {
-                name: "own".into(),
-                version: "1.0.0".into(),
-                summary: String::new(),
-                hooks: Vec::new(),
-                parameters_schema: "{}".into(),
-                artifact: digest(letter),
-                digest: digest(letter),
-                bytes: 1,
-                shipped: false,
-                since_wall_ms: 0,
-                origin: Origin::default(),
-            }));
+            judged.turn(&Command::RecordUpload(test_version(letter)));
         }
         judged.activate(entries);
         judged

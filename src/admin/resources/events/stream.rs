@@ -91,7 +91,7 @@ pub(crate) struct Start {
     pub(crate) after: u64,
     /// Whether it stays open once all kept events were sent.
     pub(crate) follow: bool,
-    /// Sent before anything else; its ids are that of `after`.
+    /// The frames that are sent before anything else. Their id is that of `after`.
     pub(crate) first: String,
     pub(crate) generation: Generation,
     pub(crate) is_admitted: IsAdmitted,

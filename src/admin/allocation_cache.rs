@@ -6,12 +6,12 @@
 //! there, and is valid for one generation of the ledger only.
 
 use berth_api::Allocation;
-use berth_kernel::allocation;
-use berth_kernel::attribution::Attributions;
-use berth_kernel::ledger::Ledger;
-use berth_kernel::names::{AllocationId, Resource};
-use berth_kernel::part_state::PartState;
-use berth_kernel::process::ProcessTable;
+use berth_kernel::evidence::attribution::Attributions;
+use berth_kernel::grants::allocation;
+use berth_kernel::hardware::process::ProcessTable;
+use berth_kernel::ids::names::{AllocationId, Resource};
+use berth_kernel::node::ledger::Ledger;
+use berth_kernel::sharing::part_state::PartState;
 use parking_lot::Mutex;
 use serde_json::value::{RawValue, to_raw_value};
 use std::collections::{BTreeSet, HashMap};
@@ -44,7 +44,7 @@ impl Text {
         allocation: &Arc<allocation::Allocation>,
     ) -> serde_json::Result<Self> {
         let ledger = owners.ledger;
-        let busy = |part: &Arc<PartState>| owners.on(part.part.gpu()).is_some_and(|all| !all.is_empty());
+        let busy = |part: &Arc<PartState>| owners.on(&part.part.gpu).is_some_and(|all| !all.is_empty());
         // The processes on an unknown part are unknown.
         let busy = parts(ledger, allocation).any(|part| part.is_none_or(busy));
         Ok(Self {
@@ -132,7 +132,7 @@ fn is<T>(then: &Weak<T>, now: &Arc<T>) -> bool {
 
 #[cfg(test)]
 #[allow(dead_code)] // The kernel's own tests use all of it.
-#[path = "../kernel/test_node.rs"]
+#[path = "../kernel/node/test_node.rs"]
 mod test_node;
 
 #[cfg(test)]

@@ -5,10 +5,10 @@ use crate::past_events::PastEvents;
 use berth_api::{Event, EventKind, rfc3339};
 use berth_core::RefusedRequest;
 use berth_core::policy_transitions::PolicyTransition;
-use berth_kernel::drain::Drain;
-use berth_kernel::ledger::Ledger;
-use berth_kernel::time::Now;
-use berth_kernel::transitions::{GpuName, Transition};
+use berth_kernel::drain::marks::Drain;
+use berth_kernel::ids::time::Now;
+use berth_kernel::node::ledger::Ledger;
+use berth_kernel::node::transitions::{GpuName, Transition};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
@@ -104,7 +104,7 @@ pub(crate) fn transition_event(transition: &Transition, ledger: &Ledger, now: No
             EventKind::AllocationContested
         }
         Transition::Eviction(_) => EventKind::Eviction,
-        Transition::HoldChanged(_) => EventKind::Hold,
+        Transition::EndsWithheldChanged(_) => EventKind::Hold,
         Transition::StrategyChanged(_) => EventKind::NoDeviceStrategy,
         Transition::NodesChanged(_) => EventKind::DeviceNodesMissing,
         Transition::ResourceWithdrawn(..) => EventKind::ResourceWithdrawn,

@@ -8,8 +8,8 @@ use berth_core::policies::signatures::SignatureError;
 use berth_core::policies::{DeleteError, UploadError};
 use berth_core::{ActivateError, Unprepared};
 use berth_http::Failure;
-use berth_kernel::ports::InstallError;
-use berth_kernel::refusal::Refusal;
+use berth_kernel::node::ports::InstallError;
+use berth_kernel::node::refusal::Refusal;
 
 /// `Retry-After` while inboxes are full, seconds: a command takes about a millisecond.
 const BUSY_RETRY_S: u64 = 1;

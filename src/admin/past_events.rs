@@ -2,7 +2,7 @@
 //! left out, so that they cannot displace the others.
 
 use berth_api::{Event, EventKind};
-use berth_kernel::time::Now;
+use berth_kernel::ids::time::Now;
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, VecDeque};
 

@@ -3,12 +3,12 @@
 use berth_api::{NotFree, ResourceUse};
 use berth_core::KernelHandle;
 use berth_core::keeper::Snapshot;
-use berth_kernel::attribution::Attributions;
-use berth_kernel::capacity::{self, why_not_free};
-use berth_kernel::gpu_holders::{GpuHolders, gpu_holders};
-use berth_kernel::listing::listing;
-use berth_kernel::names::{DeviceKey, PartId, Resource};
-use berth_kernel::part_state::PartState;
+use berth_kernel::evidence::attribution::Attributions;
+use berth_kernel::grants::gpu_holders::{GpuHolders, gpu_holders};
+use berth_kernel::ids::names::{DeviceKey, GpuId, Resource};
+use berth_kernel::sharing::capacity::{self, why_not_free};
+use berth_kernel::sharing::listing::listing;
+use berth_kernel::sharing::part_state::PartState;
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -19,15 +19,15 @@ pub(crate) struct Survey {
     /// Devices that are listed Healthy.
     pub(crate) healthy: HashSet<DeviceKey>,
     /// Uses without an allocation, by GPU.
-    pub(crate) bypasses: BTreeMap<PartId, u32>,
+    pub(crate) bypasses: BTreeMap<GpuId, u32>,
     /// Listed and held devices, by GPU.
-    pub(crate) uses: BTreeMap<PartId, Vec<ResourceUse>>,
+    pub(crate) uses: BTreeMap<GpuId, Vec<ResourceUse>>,
     /// Listed and held devices of the whole node.
     pub(crate) of_node: Vec<ResourceUse>,
     /// Why devices of a resource are neither held nor free, the worst first.
     pub(crate) not_free: BTreeMap<String, Vec<NotFree>>,
     /// Pods and granted memory, by GPU.
-    pub(crate) holders: BTreeMap<PartId, GpuHolders>,
+    pub(crate) holders: BTreeMap<GpuId, GpuHolders>,
 }
 
 /// The counts of the newest requested snapshot. A page, its requests and a scraper mostly read the same one, and
@@ -64,9 +64,9 @@ impl Survey {
         for bypass in Attributions::new(&ledger).bypasses() {
             *bypasses.entry(bypass.gpu).or_insert(0) += 1;
         }
-        let (mut by_gpu, mut all) = (BTreeMap::<&PartId, Counts<'_>>::new(), Counts::default());
+        let (mut by_gpu, mut all) = (BTreeMap::<&GpuId, Counts<'_>>::new(), Counts::default());
         for part in ledger.parts.values() {
-            let of_gpu = by_gpu.entry(part.part.gpu()).or_default();
+            let of_gpu = by_gpu.entry(&part.part.gpu).or_default();
             for counts in [of_gpu, &mut all] {
                 count(part, &healthy, counts);
             }

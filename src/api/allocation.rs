@@ -1,10 +1,11 @@
 //! Allocations, with their holders, limits and decisions.
 
 use super::values::values;
-use berth_kernel::attribution::Attributions;
-use berth_kernel::date::rfc3339;
-use berth_kernel::names::Resource;
-use berth_kernel::{allocation as kernel, part_use};
+use berth_kernel::evidence::attribution::Attributions;
+use berth_kernel::evidence::part_use;
+use berth_kernel::grants::allocation as kernel;
+use berth_kernel::ids::names::Resource;
+use berth_kernel::ids::time::rfc3339;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use utoipa::ToSchema;
@@ -235,7 +236,7 @@ impl Allocation {
         let gpus: BTreeSet<&str> = allocation
             .devices
             .iter()
-            .map(|d| ledger.part(&d.part).map_or(&d.part, |p| p.part.gpu()).as_str())
+            .map(|d| ledger.part(&d.part).map_or(&d.part, |p| p.part.gpu.as_part()).as_str())
             .collect();
         Self {
             id: allocation.id.to_string(),

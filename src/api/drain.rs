@@ -3,7 +3,7 @@
 use super::gpu::HealthState;
 use super::values::values;
 use crate::{non_empty, rfc3339};
-use berth_kernel::drain;
+use berth_kernel::drain::marks;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -56,7 +56,7 @@ pub struct Mark {
 
 values! {
     /// The kind of a mark.
-    MarkKind from drain::MarkKind {
+    MarkKind from marks::MarkKind {
         /// Nothing new is granted.
         Cordon = "cordon",
         /// Cordoned and drained.
@@ -67,7 +67,7 @@ values! {
 impl Mark {
     /// The mark of this owner.
     #[must_use]
-    pub fn from_kernel(owner: &drain::Owner, mark: &drain::Mark) -> Self {
+    pub fn from_kernel(owner: &marks::Owner, mark: &marks::Mark) -> Self {
         Self {
             owner: owner.to_string(),
             kind: (&mark.kind).into(),
@@ -80,7 +80,7 @@ impl Mark {
 
 values! {
     /// The drain state of a GPU.
-    DrainState from drain::Drain {
+    DrainState from marks::Drain {
         /// It is granted as offered.
         Active = "active",
         /// Nothing new is granted on it.
@@ -272,17 +272,17 @@ pub struct MarkHealthy {
     pub reason: String,
 }
 
-impl From<drain::AtDeadline> for AtDeadline {
-    fn from(at: drain::AtDeadline) -> Self {
+impl From<marks::AtDeadline> for AtDeadline {
+    fn from(at: marks::AtDeadline) -> Self {
         match at {
-            drain::AtDeadline::Wait => Self::Wait,
-            drain::AtDeadline::Delete => Self::Delete,
-            drain::AtDeadline::GiveUp => Self::GiveUp,
+            marks::AtDeadline::Wait => Self::Wait,
+            marks::AtDeadline::Delete => Self::Delete,
+            marks::AtDeadline::GiveUp => Self::GiveUp,
         }
     }
 }
 
-impl From<AtDeadline> for drain::AtDeadline {
+impl From<AtDeadline> for marks::AtDeadline {
     fn from(at: AtDeadline) -> Self {
         match at {
             AtDeadline::Wait => Self::Wait,

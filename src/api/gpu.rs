@@ -2,7 +2,8 @@
 
 use super::drain::Drain;
 use super::values::values;
-use berth_kernel::{gpu as kernel, health, offer};
+use berth_kernel::hardware::{gpu as kernel, health};
+use berth_kernel::sharing::offer;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use utoipa::ToSchema;

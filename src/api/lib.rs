@@ -23,8 +23,8 @@ pub use allocation::{
     Allocation, AllocationLimits, AllocationList, AllocationState, Decision, End, EndReason, EnforcedBy,
     Holder, Limits, PartUse, SharedUse,
 };
-pub use berth_kernel::date::rfc3339;
-pub use berth_kernel::policy::MODULE_BYTES_MAX;
+pub use berth_kernel::ids::time::rfc3339;
+pub use berth_kernel::policy::hooks::MODULE_BYTES_MAX;
 pub use comparison::{Candidate, Comparison, Difference, Explanation, Replay, Shadow, ShadowList};
 pub use configuration::{
     ConfigurationError, ConfigurationState, SettingChange, SettingEffect, SettingProblem,

@@ -4,7 +4,7 @@ use super::configuration::ConfigurationState;
 use super::process::ProcessSight;
 use super::stack::StackSource;
 use super::values::values;
-use berth_kernel::capacity;
+use berth_kernel::sharing::capacity;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 

@@ -3,9 +3,10 @@
 use super::values::values;
 use crate::decision::parameters;
 use crate::non_empty;
-use berth_kernel::date::rfc3339;
-use berth_kernel::ledger::Ledger;
-use berth_kernel::policy::{self as kernel, PolicyVersion};
+use berth_kernel::ids::time::rfc3339;
+use berth_kernel::node::ledger::Ledger;
+use berth_kernel::policy::hooks::{self as kernel};
+use berth_kernel::policy::version::PolicyVersion;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 

@@ -1,12 +1,14 @@
 //! Processes on GPUs, their pods and allocations, and those that use a GPU without an allocation.
 
 use super::values::values;
-use berth_kernel::attribution::{Attribution, Bypass as Found, Reason};
-use berth_kernel::date::rfc3339;
-use berth_kernel::ledger::Ledger;
-use berth_kernel::names::AllocationId;
-use berth_kernel::pods::{Pod, PodBypass};
-use berth_kernel::process::{self as kernel, Owner, PodProcess, ProcessVisibility, TrackedProcess, Uses};
+use berth_kernel::evidence::attribution::{Attribution, Bypass as Found, Reason};
+use berth_kernel::evidence::pods::{Pod, PodBypass};
+use berth_kernel::hardware::process::{
+    self as kernel, Owner, PodProcess, ProcessVisibility, TrackedProcess, Uses,
+};
+use berth_kernel::ids::names::AllocationId;
+use berth_kernel::ids::time::rfc3339;
+use berth_kernel::node::ledger::Ledger;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 

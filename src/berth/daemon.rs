@@ -30,9 +30,9 @@ use berth_core::transition_log;
 use berth_core::{
     ActivateError, FileStack, GpuWatch, InventoryScanner, KernelHandle, PolicyService, RunningCore,
 };
-use berth_kernel::gpu::Inventory;
-use berth_kernel::ports::{Gpus, GpusError, StoreError};
-use berth_kernel::refusal::Refusal;
+use berth_kernel::hardware::gpu::Inventory;
+use berth_kernel::node::ports::{Gpus, GpusError, StoreError};
+use berth_kernel::node::refusal::Refusal;
 use berth_store::SledStore;
 use berth_wasm::WasmPolicies;
 use configuration::Configuration;
@@ -496,7 +496,7 @@ async fn find_gpus(
 
 /// Logs how many GPUs were found, and what the configuration excludes of them.
 fn log_found(scanner: &InventoryScanner, inventory: &Inventory, config: &Config) {
-    let identified = inventory.parts.iter().filter(|part| part.parent.is_none()).count();
+    let identified = inventory.parts.iter().filter(|part| part.is_whole_gpu()).count();
     let (unidentified, excluded) = (inventory.unidentified.len(), inventory.excluded.len());
     let gpus = identified + unidentified;
     tracing::info!(backend = scanner.gpus().describe(), gpus, unidentified, excluded, "found GPUs");

@@ -8,7 +8,7 @@ use crate::policy::newest_of_several;
 use crate::usage::BadUsage;
 use anyhow::{Context, anyhow, bail};
 use berth_api::{Candidate, PolicyList};
-use berth_kernel::policy::PARAMETERS_BYTES_MAX;
+use berth_kernel::policy::hooks::PARAMETERS_BYTES_MAX;
 use clap::Args;
 use clap_complete::engine::ArgValueCandidates;
 use serde_json::{Map, Value};

@@ -12,7 +12,7 @@ use berth_api::{
     NewTrial, OfferLine, OnFault, Outcome, Permissions, Trial, TrialCall, TrialOffer, TrialOutcome,
     TrialRequest, TrialResource,
 };
-use berth_kernel::names::Resource;
+use berth_kernel::ids::names::Resource;
 use clap::Args;
 use clap_complete::engine::ArgValueCandidates;
 

@@ -5,12 +5,12 @@ use super::client::{RequestError, request};
 use super::settings::Settings;
 use super::wait::{Backoff, REFRESH_MEAN, jittered, random};
 use berth_core::KernelHandle;
-use berth_kernel::date::rfc3339_seconds;
-use berth_kernel::drain::Drain;
-use berth_kernel::health::HealthState;
-use berth_kernel::ledger::{GpuState, Ledger};
-use berth_kernel::names::PartId;
-use berth_kernel::transitions::GpuName;
+use berth_kernel::drain::marks::Drain;
+use berth_kernel::hardware::health::HealthState;
+use berth_kernel::ids::names::GpuId;
+use berth_kernel::ids::time::rfc3339_seconds;
+use berth_kernel::node::ledger::{GpuState, Ledger};
+use berth_kernel::node::transitions::GpuName;
 use k8s_openapi::api::core::v1::Node;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client};
@@ -38,7 +38,7 @@ fn condition(ledger: &Ledger) -> Condition {
     let mut found: Vec<(u32, &'static str, String)> = all
         .filter_map(|(gpu, state)| {
             let (reason, text) = unavailability(ledger, gpu, state)?;
-            let index = ledger.part(gpu).map_or(u32::MAX, |p| p.part.gpu_index);
+            let index = ledger.part(gpu.as_part()).map_or(u32::MAX, |p| p.part.gpu_index);
             Some((index, reason, format!("{} {text}", GpuName::IndexAndUuid.of(ledger, gpu))))
         })
         .collect();
@@ -46,12 +46,12 @@ fn condition(ledger: &Ledger) -> Condition {
         let text = format!("{gpu} is not identified: {}", gpu.reason);
         (gpu.index.unwrap_or(u32::MAX), "GPUUnidentified", text)
     }));
-    if let Some(stuck) = ledger.stuck.as_deref() {
+    if let Some(blocked_ends) = ledger.blocked_ends.as_deref() {
         // Without the number of allocations, which changes with each grant: each change is a write to the node.
         let text = format!(
             "GPUs of finished pods stay allocated since {}: {}",
-            rfc3339_seconds(stuck.since_wall_ms),
-            stuck.cause
+            rfc3339_seconds(blocked_ends.since_wall_ms),
+            blocked_ends.cause
         );
         found.push((u32::MAX, "AllocationsStuck", text));
     }
@@ -70,10 +70,10 @@ fn condition(ledger: &Ledger) -> Condition {
 }
 
 /// The reason and text of an unavailable GPU; `None` for an available one.
-fn unavailability(ledger: &Ledger, gpu: &PartId, state: &GpuState) -> Option<(&'static str, String)> {
+fn unavailability(ledger: &Ledger, gpu: &GpuId, state: &GpuState) -> Option<(&'static str, String)> {
     let health = &state.health;
     let reason = if health.reason.is_empty() { String::new() } else { format!(": {}", health.reason) };
-    let present = ledger.parts.values().any(|p| p.present && p.part.gpu() == gpu);
+    let present = ledger.parts.values().any(|p| p.present && &p.part.gpu == gpu);
     let unhealthy = match health.state {
         HealthState::Vanished => {
             Some(("GPUVanished", format!("is gone since {}{reason}", rfc3339_seconds(health.since_wall_ms))))

@@ -7,11 +7,11 @@ use super::settings::Settings;
 use berth_core::KernelHandle;
 use berth_core::keeper::Snapshot;
 use berth_core::spans;
-use berth_kernel::command::Command;
-use berth_kernel::evict::{due_requests, is_being_evicted};
-use berth_kernel::eviction::{EvictionMethod, EvictionOutcome, EvictionRequest};
-use berth_kernel::ledger::Ledger;
-use berth_kernel::names::PartId;
+use berth_kernel::drain::eviction::{EvictionMethod, EvictionOutcome, EvictionRequest};
+use berth_kernel::drain::eviction_plan::{due_requests, is_being_evicted};
+use berth_kernel::ids::names::GpuId;
+use berth_kernel::node::command::Command;
+use berth_kernel::node::ledger::Ledger;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::policy::v1::Eviction;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{DeleteOptions, ObjectMeta, Preconditions};
@@ -60,7 +60,7 @@ pub(super) async fn keep(settings: &Settings, client: Client, kernel: &KernelHan
 }
 
 /// GPUs whose drain evicts their pods.
-fn gpus_with_eviction(ledger: &Ledger) -> BTreeSet<PartId> {
+fn gpus_with_eviction(ledger: &Ledger) -> BTreeSet<GpuId> {
     ledger.gpus.iter().filter(|(_, state)| state.marks.evicts()).map(|(gpu, _)| gpu.clone()).collect()
 }
 
@@ -125,7 +125,7 @@ async fn send(client: &Client, ask: &EvictionRequest) -> Result<(), kube::Error>
 /// Requests the eviction of a pod; with `dry_run` (`All`) the API server only checks it.
 async fn evict(
     client: &Client,
-    pod: &berth_kernel::pods::Pod,
+    pod: &berth_kernel::evidence::pods::Pod,
     dry_run: Option<Vec<String>>,
 ) -> Result<(), kube::Error> {
     let preconditions = Some(Preconditions { uid: Some(pod.uid.clone()), resource_version: None });
@@ -158,7 +158,7 @@ impl EvictionCheck {
     }
 
     /// The outcome of the eviction of this pod if it were requested now. Nothing is evicted.
-    pub async fn outcome(&self, pod: &berth_kernel::pods::Pod) -> EvictionOutcome {
+    pub async fn outcome(&self, pod: &berth_kernel::evidence::pods::Pod) -> EvictionOutcome {
         let client = match self.client.get_or_try_init(|| client::connect(&self.settings)).await {
             Ok(client) => client,
             Err(error) => return EvictionOutcome::Failed(error_chain(&error)),

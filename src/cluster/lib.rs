@@ -28,7 +28,7 @@ pub use settings::{
 pub use wait::{BACKOFF_MAX, RetryAfter};
 
 use berth_core::KernelHandle;
-use berth_kernel::ledger::Ledger;
+use berth_kernel::node::ledger::Ledger;
 use std::sync::Arc;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;

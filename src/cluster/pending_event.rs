@@ -2,18 +2,18 @@
 //! without an allocation and of pods that can use them so. Pure, except for the record of what was reported.
 
 use berth_core::policy_transitions::PolicyTransition;
-use berth_kernel::allocation::Holder;
-use berth_kernel::attribution::{Attributions, Bypass, pods_with_gpu_bypass};
-use berth_kernel::contested::Contested;
-use berth_kernel::drain::Drain;
-use berth_kernel::eviction::{EvictionMethod, EvictionOutcome, EvictionRecord};
-use berth_kernel::health::HealthState;
-use berth_kernel::ledger::Ledger;
-use berth_kernel::names::PartId;
-use berth_kernel::pods::Pod;
-use berth_kernel::pods::{BypassKind, PodBypass};
-use berth_kernel::process::{Process, TrackedProcess};
-use berth_kernel::transitions::{GpuName, Transition};
+use berth_kernel::drain::eviction::{EvictionMethod, EvictionOutcome, EvictionRecord};
+use berth_kernel::drain::marks::Drain;
+use berth_kernel::evidence::attribution::{Attributions, Bypass, pods_with_gpu_bypass};
+use berth_kernel::evidence::pods::Pod;
+use berth_kernel::evidence::pods::{BypassKind, PodBypass};
+use berth_kernel::grants::allocation::Holder;
+use berth_kernel::grants::contested::Contested;
+use berth_kernel::hardware::health::HealthState;
+use berth_kernel::hardware::process::{Process, TrackedProcess};
+use berth_kernel::ids::names::GpuId;
+use berth_kernel::node::ledger::Ledger;
+use berth_kernel::node::transitions::{GpuName, Transition};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Longest note of an event, bytes (the limit of events.k8s.io/v1).
@@ -73,8 +73,8 @@ impl PendingEvent {
             },
             Transition::DrainBlocked { .. } => ("GPUDrainBlocked", "Drain"),
             Transition::GpuForgotten { .. } => ("GPUForgotten", "Forget"),
-            Transition::HoldChanged(Some(_)) => ("AllocationsOnHold", "Hold"),
-            Transition::HoldChanged(None) => ("AllocationsHoldOver", "Hold"),
+            Transition::EndsWithheldChanged(Some(_)) => ("AllocationsOnHold", "Hold"),
+            Transition::EndsWithheldChanged(None) => ("AllocationsHoldOver", "Hold"),
             Transition::StrategyChanged(Some(_)) => ("NoDeviceStrategy", "Scan"),
             Transition::StrategyChanged(None) => ("DeviceStrategyFound", "Scan"),
             Transition::NodesChanged(Some(_)) => ("DeviceNodesMissing", "Scan"),
@@ -149,7 +149,7 @@ impl PendingEvent {
 /// choose the names of its processes, so a pod counts by its UID only.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Key {
-    gpu: PartId,
+    gpu: GpuId,
     by: Actor,
     reason: &'static str,
 }
@@ -197,12 +197,11 @@ impl Bypasses {
     ) {
         self.open.retain(|key| ledger.gpus.contains_key(&key.gpu));
         // A process that replaced another a moment ago continues its bypass, before it counts as one itself.
-        let alone: BTreeSet<(&PartId, Actor)> =
-            ledger.processes.by_gpu.iter().flat_map(unexplained).collect();
-        let used = |gpu: &PartId| alone.iter().any(|(on, _)| *on == gpu);
+        let alone: BTreeSet<(&GpuId, Actor)> = ledger.processes.by_gpu.iter().flat_map(unexplained).collect();
+        let used = |gpu: &GpuId| alone.iter().any(|(on, _)| *on == gpu);
         // The processes of a GPU that does not answer are unknown.
-        let answers = |gpu: &PartId| ledger.processes.by_gpu.contains_key(gpu);
-        let open: BTreeSet<PartId> = self.open.iter().map(|key| key.gpu.clone()).collect();
+        let answers = |gpu: &GpuId| ledger.processes.by_gpu.contains_key(gpu);
+        let open: BTreeSet<GpuId> = self.open.iter().map(|key| key.gpu.clone()).collect();
         for gpu in open.iter().filter(|gpu| answers(gpu) && !used(gpu)) {
             if notices.len() < max {
                 let gpu_name = GpuName::IndexAndUuid.of(ledger, gpu);
@@ -234,8 +233,8 @@ impl Bypasses {
 
 /// The actors on a GPU that no allocation explains, whether they count as a bypass already or not yet.
 fn unexplained<'l>(
-    (gpu, all): (&'l PartId, &'l Vec<TrackedProcess>),
-) -> impl Iterator<Item = (&'l PartId, Actor)> {
+    (gpu, all): (&'l GpuId, &'l Vec<TrackedProcess>),
+) -> impl Iterator<Item = (&'l GpuId, Actor)> {
     all.iter().filter(|seen| seen.unexplained_since.is_some()).map(move |seen| (gpu, actor(&seen.process)))
 }
 

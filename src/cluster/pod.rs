@@ -1,9 +1,9 @@
 //! Converts a pod of the API server to the kernel's type.
 
-use berth_kernel::names::Resource;
-use berth_kernel::pods::{
+use berth_kernel::evidence::pods::{
     BypassKind, Pod, PodBypass, PodContainer, PodOwner, Stage, VISIBLE_DEVICES, is_of_static_pod,
 };
+use berth_kernel::ids::names::Resource;
 use k8s_openapi::api::core::v1::{Container, Pod as ApiPod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use std::collections::BTreeMap;

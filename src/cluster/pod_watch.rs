@@ -8,7 +8,7 @@
 use super::client::ANSWER_MAX;
 use super::pod::convert_pod;
 use super::settings::Settings;
-use berth_kernel::pods::{PODS_MAX, Pod};
+use berth_kernel::evidence::pods::{PODS_MAX, Pod};
 use futures_util::stream::{BoxStream, Stream, StreamExt, unfold};
 use k8s_openapi::api::core::v1::Pod as ApiPod;
 use kube::api::{ListParams, WatchEvent, WatchParams};

@@ -6,10 +6,12 @@ use super::settings::{ApiServerStatus, Settings};
 use super::wait::{self, Backoff};
 use berth_core::KernelHandle;
 use berth_core::keeper::CommandError;
-use berth_kernel::command::Command;
-use berth_kernel::ledger::Ledger;
-use berth_kernel::pod_candidates::{ImmediateViewLimiter, is_newly_waiting, requests_listed_resource};
-use berth_kernel::pods::{PODS_MAX, Pod, PodsSource, PodsView, Stage};
+use berth_kernel::evidence::pods::{PODS_MAX, Pod, PodsSource, PodsView, Stage};
+use berth_kernel::grants::pod_candidates::{
+    ImmediateViewLimiter, is_newly_waiting, requests_listed_resource,
+};
+use berth_kernel::node::command::Command;
+use berth_kernel::node::ledger::Ledger;
 use futures_util::{FutureExt, Stream, StreamExt};
 use kube::Client;
 use std::sync::Arc;
@@ -205,7 +207,7 @@ async fn send_view(
 mod tests {
     use super::*;
     use crate::pod::convert_pod;
-    use berth_kernel::pods::DELETED_MAX;
+    use berth_kernel::evidence::pods::DELETED_MAX;
     use serde_json::json;
 
     fn pod(uid: &str, phase: &str) -> Arc<Pod> {

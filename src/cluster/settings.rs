@@ -25,7 +25,7 @@ pub struct Settings {
     /// The name of this node's object.
     pub node: String,
     /// How long pod events are collected before they are sent to the keeper as one command. The event of a pod that may
-    /// be the next to get an Allocate is not delayed; see [`berth_kernel::pods`].
+    /// be the next to get an Allocate is not delayed; see [`berth_kernel::evidence::pods`].
     pub gather: Duration,
     /// `timeoutSeconds` of each watch, whole seconds.
     pub watch: Duration,

@@ -4,9 +4,9 @@
 use crate::gpu_watch::InventoryScanner;
 use crate::kernel_handle::KernelHandle;
 use crate::wake::Wake;
-use berth_kernel::date::rfc3339_seconds;
-use berth_kernel::ledger::Ledger;
-use berth_kernel::names::AllocationId;
+use berth_kernel::ids::names::AllocationId;
+use berth_kernel::ids::time::rfc3339_seconds;
+use berth_kernel::node::ledger::Ledger;
 use parking_lot::Mutex;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};

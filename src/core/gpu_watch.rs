@@ -7,10 +7,10 @@ use crate::keeper::CommandError;
 use crate::kernel_handle::{BUSY_RETRY, KernelHandle};
 use crate::shared::Shared;
 use crate::wake::Wake;
-use berth_kernel::gpu::{Inventory, Part, Reading, ScanError};
-use berth_kernel::gpu_selector::GpuSelector;
-use berth_kernel::ports::{Gpus, GpusError, Processes};
-use berth_kernel::process::{Owner, ProcessIdentity, UnknownReason};
+use berth_kernel::hardware::gpu::{Inventory, Part, Reading, ScanError};
+use berth_kernel::hardware::gpu_selector::GpuSelector;
+use berth_kernel::hardware::process::{Owner, ProcessIdentity, UnknownReason};
+use berth_kernel::node::ports::{Gpus, GpusError, Processes};
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -264,7 +264,7 @@ impl InventoryScanner {
     /// All GPUs as they were last, each with this error.
     fn last_with_error(&self, reason: &str) -> Inventory {
         let mut inventory = self.last.lock().clone();
-        let error = |part: &Part| (part.gpu().clone(), ScanError::not_ready(reason));
+        let error = |part: &Part| (part.gpu.clone(), ScanError::not_ready(reason));
         inventory.scan_errors = inventory.parts.iter().map(error).collect();
         inventory
     }
@@ -299,7 +299,7 @@ impl InventoryScanner {
             inventory.signs.clear();
         }
         let pids: BTreeSet<u32> = inventory.processes.values().flatten().map(|p| p.pid).collect();
-        inventory.sight = self.processes.sight();
+        inventory.process_visibility = self.processes.process_visibility();
         let owners = self.processes.identify(&pids);
         for process in inventory.processes.values_mut().flatten() {
             let unknown = || ProcessIdentity {

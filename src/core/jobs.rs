@@ -2,15 +2,15 @@
 
 use crate::keeper::{Applied, CommandError, CommandResult, Snapshot};
 use crate::stack::Baseline;
-use berth_kernel::allocation::Allocation;
-use berth_kernel::change::Change;
-use berth_kernel::command::{Attempt, NewStack};
-use berth_kernel::decider::Decider;
-use berth_kernel::gpu::Reading;
-use berth_kernel::policy::{AdmitRequest, PlaceRequest, Placement};
-use berth_kernel::ports::InstallError;
-use berth_kernel::rules::Rules;
-use berth_kernel::stack::{Stack, StackEntry};
+use berth_kernel::grants::allocation::Allocation;
+use berth_kernel::hardware::gpu::Reading;
+use berth_kernel::node::change::Change;
+use berth_kernel::node::command::{Attempt, NewStack};
+use berth_kernel::node::ports::InstallError;
+use berth_kernel::node::rules::Rules;
+use berth_kernel::policy::decider::Decider;
+use berth_kernel::policy::hooks::{AdmitRequest, PlaceRequest, Placement};
+use berth_kernel::policy::stack::{Stack, StackEntry};
 use tokio::sync::oneshot;
 
 /// Jobs that the kubelet waits for.

@@ -12,18 +12,19 @@ pub use inbox::{Handle, KUBELET_INBOX, OTHER_INBOX, Running, spawn};
 
 use crate::counters::Counters;
 use crate::spans;
-use berth_kernel::change::{Change, Entry};
-use berth_kernel::command::Command;
-use berth_kernel::decide::{Verdict, decide};
-use berth_kernel::ledger::Ledger;
-use berth_kernel::names::PartId;
-use berth_kernel::ports::{Clock, Store, StoreError};
-use berth_kernel::record::{HealthRecord, Record, Write, health_records, health_writes, writes};
-use berth_kernel::refusal::Refusal;
-use berth_kernel::restore::{carry_over, restore};
-use berth_kernel::rules::Rules;
-use berth_kernel::steps::{Step, pass};
-use berth_kernel::tick::next_tick;
+use berth_kernel::ids::names::GpuId;
+use berth_kernel::node::change::{Change, Entry};
+use berth_kernel::node::command::Command;
+use berth_kernel::node::command::Verdict;
+use berth_kernel::node::decide::decide;
+use berth_kernel::node::ledger::Ledger;
+use berth_kernel::node::ports::{Clock, Store, StoreError};
+use berth_kernel::node::record::{HealthRecord, Record, Write, health_records, health_writes, writes};
+use berth_kernel::node::refusal::Refusal;
+use berth_kernel::node::restore::{carry_over, restore};
+use berth_kernel::node::rules::Rules;
+use berth_kernel::node::steps::{Step, pass};
+use berth_kernel::node::tick::next_tick;
 use disk::{Disk, DiskError};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -96,7 +97,7 @@ pub struct Keeper {
     clock: Arc<dyn Clock>,
     publisher: Arc<watch::Sender<Snapshot>>,
     /// The GPUs' health as the store holds it.
-    persisted_health: BTreeMap<PartId, HealthRecord>,
+    persisted_health: BTreeMap<GpuId, HealthRecord>,
     store_failure: StoreFailure,
     /// When to read the store again, monotonic milliseconds; set while memory and store may differ.
     reopen_at: Option<u64>,
@@ -387,7 +388,7 @@ impl Keeper {
 }
 
 /// The health records among `records`, by GPU.
-fn health_of(records: &[Record]) -> BTreeMap<PartId, HealthRecord> {
+fn health_of(records: &[Record]) -> BTreeMap<GpuId, HealthRecord> {
     let health = |record: &Record| match record {
         Record::Health(health) => Some((health.gpu.clone(), health.clone())),
         _ => None,

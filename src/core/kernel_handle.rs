@@ -10,18 +10,19 @@ use crate::shared::Shared;
 use crate::stack::evaluate::outcome;
 use crate::stack::policy_stats::PolicyStats;
 use crate::stack::{Baseline, CallCounters, EntryStats, OfferNotes, PolicyStatuses};
-use berth_kernel::command::{Attempt, Command, StackAnswer};
-use berth_kernel::decider::Decider;
-use berth_kernel::decision::{NewDecision, Outcome, OwnedQuestion};
-use berth_kernel::gpu::{Inventory, Reading, XID};
-use berth_kernel::health::baseline_triage;
-use berth_kernel::names::{DeviceId, Resource};
-use berth_kernel::placement;
-use berth_kernel::policy::{AdmitRequest, Hook, PlaceRequest, Placement, TriageAnswer};
-use berth_kernel::ports::Clock;
-use berth_kernel::refusal::Refusal;
-use berth_kernel::stack::{Stack, StackEntry};
-use berth_kernel::time::Now;
+use berth_kernel::hardware::gpu::{Inventory, Reading, XID};
+use berth_kernel::hardware::triage::TriageAnswer;
+use berth_kernel::hardware::triage::baseline_triage;
+use berth_kernel::ids::names::{DeviceId, Resource};
+use berth_kernel::ids::time::Now;
+use berth_kernel::node::command::{Attempt, Command, StackAnswer};
+use berth_kernel::node::ports::Clock;
+use berth_kernel::node::refusal::Refusal;
+use berth_kernel::policy::decider::Decider;
+use berth_kernel::policy::decision::{NewDecision, Outcome, OwnedQuestion};
+use berth_kernel::policy::hooks::{AdmitRequest, Hook, PlaceRequest, Placement};
+use berth_kernel::policy::stack::{Stack, StackEntry};
+use berth_kernel::sharing::placement;
 use crossbeam_channel::{Sender, TrySendError};
 use std::future::Future;
 use std::sync::Arc;
@@ -218,7 +219,7 @@ impl KernelHandle {
         send(&self.other_jobs, OtherJob::Triage(reading))?;
         if let Some((part, code)) = xid {
             let snapshot = self.snapshot();
-            let gpu = snapshot.part(&part).map_or(&part, |part| part.part.gpu());
+            let gpu = snapshot.part(&part).map_or(&part, |part| part.part.gpu.as_part());
             self.counters().gpus.xid(gpu.as_str(), code);
         }
         Ok(())

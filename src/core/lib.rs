@@ -38,7 +38,7 @@ pub use shared::Shared;
 
 use crate::stack::Baseline;
 use crate::stack::policy_stats::PolicyStats;
-use berth_kernel::ports::{Clock, Journal, PolicyFiles, PolicyRuntime};
+use berth_kernel::node::ports::{Clock, Journal, PolicyFiles, PolicyRuntime};
 use crossbeam_channel::bounded;
 use keeper::Keeper;
 use policy_thread::{Configured, Inboxes, Worker};

@@ -1,9 +1,9 @@
 //! Requests of the kubelet that were refused, for the event streams: nothing of them is in the ledger.
 
-use berth_kernel::ledger::Ledger;
-use berth_kernel::names::{DeviceId, PartId, Resource};
-use berth_kernel::pod_candidates::candidates;
-use berth_kernel::time::Now;
+use berth_kernel::grants::pod_candidates::candidates;
+use berth_kernel::ids::names::{DeviceId, GpuId, Resource};
+use berth_kernel::ids::time::Now;
+use berth_kernel::node::ledger::Ledger;
 use parking_lot::Mutex;
 use std::collections::{BTreeSet, VecDeque};
 use std::fmt::Display;
@@ -23,7 +23,7 @@ pub struct RefusedRequest {
     /// When it was refused.
     pub at: Now,
     /// The GPU of its devices, if they are all on one.
-    pub gpu: Option<PartId>,
+    pub gpu: Option<GpuId>,
     /// What was requested, which pods it may be for, and why it was refused: one sentence without a full stop.
     pub message: String,
 }
@@ -55,7 +55,7 @@ impl Refusals {
         reason: &dyn Display,
         now: Now,
     ) {
-        let gpus: BTreeSet<&PartId> = devices.iter().map(|id| ledger.gpu_id_of(&id.part)).collect();
+        let gpus: BTreeSet<GpuId> = devices.iter().map(|id| ledger.gpu_id_of(&id.part)).collect();
         let pods = candidates(ledger, resource, devices.len());
         let pods: BTreeSet<_> =
             pods.iter().map(|one| format!("{}/{}", one.pod.namespace, one.pod.name)).collect();

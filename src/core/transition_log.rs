@@ -2,12 +2,12 @@
 //! containers, and GPUs that are used without an allocation. Operators' orders are logged by the admin API.
 
 use crate::KernelHandle;
-use berth_kernel::drain::{AtDeadline, Drain};
-use berth_kernel::health::HealthState;
-use berth_kernel::ledger::Ledger;
-use berth_kernel::names::PartId;
-use berth_kernel::time::Now;
-use berth_kernel::transitions::{GpuName, Transition, Transitions};
+use berth_kernel::drain::marks::{AtDeadline, Drain};
+use berth_kernel::hardware::health::HealthState;
+use berth_kernel::ids::names::GpuId;
+use berth_kernel::ids::time::Now;
+use berth_kernel::node::ledger::Ledger;
+use berth_kernel::node::transitions::{GpuName, Transition, Transitions};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -70,7 +70,7 @@ struct Log {
     /// Whether a snapshot of this process was compared yet.
     begun: bool,
     /// The missed deadlines that were logged, milliseconds since 1970.
-    late: BTreeMap<PartId, u64>,
+    late: BTreeMap<GpuId, u64>,
 }
 
 impl Log {
@@ -144,7 +144,7 @@ impl Log {
                 AtDeadline::Wait | AtDeadline::GiveUp => "the drain continues",
             };
             let gpu = GpuName::IndexAndUuid.of(ledger, gpu);
-            let deadline = berth_kernel::date::rfc3339_seconds(deadline);
+            let deadline = berth_kernel::ids::time::rfc3339_seconds(deadline);
             let text = format!("{gpu} was not drained by its deadline, {deadline}; {then}");
             lines.push(Line { warning: true, text });
         }

@@ -378,7 +378,7 @@ mod tests {
         static WRONG: [RouteRow; 8] = [
             row(Verb::Get, "metrics", Audience::Scrape),
             row(Verb::Get, "/api/open", Audience::Open),
-            row(Verb::Get, "/page", Audience::Guarded),
+            row(Verb::Get, "/view", Audience::Guarded),
             row(Verb::Get, "/two", Audience::Open),
             row(Verb::Put, "/two", Audience::Probe),
             row(Verb::Get, "/x/{a}", Audience::Open),
@@ -389,7 +389,7 @@ mod tests {
         let expected = [
             "metrics does not begin with /",
             "/api/open is for Open",
-            "/page is for Guarded",
+            "/view is for Guarded",
             "/two has rows for several audiences",
             "/x/{b} and /x/{a} are the same path",
             "/x/fixed comes after /x/{a}",

@@ -5,12 +5,12 @@ use super::wire::v1beta1::{CdiDevice, ContainerAllocateResponse, Device, DeviceS
 use super::wire::v1beta1::{NumaNode, TopologyInfo};
 use super::wire::{HEALTHY, UNHEALTHY};
 use crate::edits::{DeviceListStrategy, Edits, MpsEdits, ResourceEdits, device_name};
-use berth_kernel::allocation::{Allocation, Limits};
-use berth_kernel::gpu::Part;
-use berth_kernel::ledger::Ledger;
-use berth_kernel::listing::ListedDevice;
-use berth_kernel::names::Resource;
-use berth_kernel::part_use;
+use berth_kernel::evidence::part_use;
+use berth_kernel::grants::allocation::{Allocation, Limits};
+use berth_kernel::hardware::gpu::Part;
+use berth_kernel::ids::names::Resource;
+use berth_kernel::node::ledger::Ledger;
+use berth_kernel::sharing::listing::ListedDevice;
 use std::collections::BTreeSet;
 
 /// The variable that names the GPUs to NVIDIA's runtimes.
@@ -189,11 +189,11 @@ mod tests {
 
     use super::*;
     use crate::edits::{DeviceIdStrategy, HostDevice};
-    use berth_kernel::allocation::{Decision, Holder};
-    use berth_kernel::change::{Change, Entry};
-    use berth_kernel::gpu::MIG_INDEX;
-    use berth_kernel::names::{AllocationId, DeviceId, PartId};
-    use berth_kernel::time::Now;
+    use berth_kernel::grants::allocation::{Decision, Holder};
+    use berth_kernel::hardware::gpu::MIG_INDEX;
+    use berth_kernel::ids::names::{AllocationId, DeviceId, GpuId, PartId};
+    use berth_kernel::ids::time::Now;
+    use berth_kernel::node::change::{Change, Entry};
     use std::collections::BTreeMap;
     use std::path::PathBuf;
 
@@ -204,8 +204,8 @@ mod tests {
     fn ledger() -> Ledger {
         let part = |n: u32| {
             Change::PartFound(Part {
+                gpu: GpuId::parse(&format!("GPU-{}", 9 - n)).unwrap(),
                 id: PartId::parse(&format!("GPU-{}", 9 - n)).unwrap(),
-                parent: None,
                 vendor: "nvidia".into(),
                 model: "Test".into(),
                 gpu_index: n,
@@ -257,7 +257,7 @@ mod tests {
         let whole = ledger.part(&PartId::parse("GPU-8").unwrap()).unwrap().part.clone();
         let instance = |id: &str, index: Option<&str>| Part {
             id: PartId::parse(id).unwrap(),
-            parent: Some(whole.id.clone()),
+            gpu: whole.gpu.clone(),
             attributes: index.map(|i| (MIG_INDEX.to_owned(), i.to_owned())).into_iter().collect(),
             ..whole.clone()
         };

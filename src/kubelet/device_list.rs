@@ -1,6 +1,6 @@
 //! The device list of one resource, read by its ListAndWatch streams.
 
-use berth_kernel::listing::ListedDevice;
+use berth_kernel::sharing::listing::ListedDevice;
 use std::sync::Arc;
 use tokio::sync::watch;
 

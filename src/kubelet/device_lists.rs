@@ -1,7 +1,7 @@
 //! The device lists of all resources.
 
 use super::device_list::DeviceList;
-use berth_kernel::names::Resource;
+use berth_kernel::ids::names::Resource;
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -2,8 +2,10 @@
 
 use super::wire::v1beta1::DeviceSpec;
 use crate::edits::Edits;
-use berth_kernel::device_nodes::{HostFolder, MIG_MINORS, OPTIONAL_NODES, REQUIRED_NODES, part_nodes};
-use berth_kernel::gpu::Part;
+use berth_kernel::hardware::device_nodes::{
+    HostFolder, MIG_MINORS, OPTIONAL_NODES, REQUIRED_NODES, part_nodes,
+};
+use berth_kernel::hardware::gpu::Part;
 use std::collections::BTreeMap;
 use std::fs;
 
@@ -91,15 +93,16 @@ fn find(parts: &[&Part], folders: &[HostFolder], capabilities: &str) -> Nodes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use berth_kernel::gpu::Mig;
-    use berth_kernel::names::PartId;
+    use berth_kernel::hardware::gpu::Mig;
+    use berth_kernel::ids::names::GpuId;
+    use berth_kernel::ids::names::PartId;
     use std::collections::BTreeMap;
     use std::path::Path;
 
     fn gpu() -> Part {
         Part {
+            gpu: GpuId::parse("GPU-1").unwrap(),
             id: PartId::parse("GPU-1").unwrap(),
-            parent: None,
             vendor: "nvidia".into(),
             model: "test".into(),
             gpu_index: 0,

@@ -1,9 +1,9 @@
 //! Differences between `List` and the ledger, and how often they cause a reconcile pass.
 
-use berth_kernel::ledger::Ledger;
-use berth_kernel::part_state::Device;
-use berth_kernel::pods::Fate;
-use berth_kernel::reconcile::{ListedHolding, PodList};
+use berth_kernel::evidence::kubelet_view::{ListedHolding, PodList};
+use berth_kernel::evidence::pods::PodState;
+use berth_kernel::node::ledger::Ledger;
+use berth_kernel::sharing::part_state::Device;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -78,7 +78,7 @@ fn find_disputes(ledger: &Ledger, list: &PodList) -> BTreeSet<String> {
             disputed.insert(allocation.id.to_string());
         }
         // A dispute of its own, even if the allocation is disputed already: a pass settles it.
-        if matches!(ledger.fate_of(allocation), Fate::Over | Fate::Gone) {
+        if matches!(ledger.pod_state_of(allocation), PodState::Over | PodState::Gone) {
             disputed.insert(format!("{} is over", allocation.id));
         }
     }

@@ -2,9 +2,9 @@
 //! devices. Berth runs no MPS control daemon: an operator starts one, and [`MpsEdits`] describes the one
 //! that the containers of a resource use.
 
-use berth_kernel::device_nodes::{HostFolder, MOUNTED_ROOT};
-use berth_kernel::gpu::Part;
-use berth_kernel::names::Resource;
+use berth_kernel::hardware::device_nodes::{HostFolder, MOUNTED_ROOT};
+use berth_kernel::hardware::gpu::Part;
+use berth_kernel::ids::names::Resource;
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -49,10 +49,10 @@ pub enum DeviceIdStrategy {
 #[must_use]
 pub fn device_name(part: &Part, strategy: DeviceIdStrategy) -> String {
     match strategy {
-        DeviceIdStrategy::Index => match (&part.parent, part.mig_index()) {
-            (None, _) => part.gpu_index.to_string(),
-            (Some(_), Some(index)) => format!("{}:{index}", part.gpu_index),
-            (Some(_), None) => part.id.to_string(),
+        DeviceIdStrategy::Index => match part.mig_index() {
+            _ if part.is_whole_gpu() => part.gpu_index.to_string(),
+            Some(index) => format!("{}:{index}", part.gpu_index),
+            None => part.id.to_string(),
         },
         DeviceIdStrategy::Uuid => part.id.to_string(),
     }

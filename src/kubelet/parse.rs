@@ -4,10 +4,10 @@
 //! the kernel.
 
 use super::wire::v1beta1::{ContainerAllocateRequest, ContainerPreferredAllocationRequest};
-use berth_kernel::allocation::DEVICES_PER_ALLOCATION_MAX;
-use berth_kernel::ledger::Ledger;
-use berth_kernel::names::{BadName, DeviceId, Resource};
-use berth_kernel::policy::{AdmitRequest, PlaceRequest};
+use berth_kernel::grants::allocation::DEVICES_PER_ALLOCATION_MAX;
+use berth_kernel::ids::names::{BadName, DeviceId, Resource};
+use berth_kernel::node::ledger::Ledger;
+use berth_kernel::policy::hooks::{AdmitRequest, PlaceRequest};
 use std::collections::BTreeSet;
 
 /// Why a request is invalid.

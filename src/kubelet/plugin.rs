@@ -25,7 +25,7 @@ use super::settings::Settings;
 use super::socket::Socket;
 use crate::socket_path::NoSocket;
 use berth_core::counters::{RegistrationOutcome, RegistrationState};
-use berth_kernel::names::Resource;
+use berth_kernel::ids::names::Resource;
 use parking_lot::Mutex;
 use sha2::{Digest as _, Sha256};
 use std::collections::BTreeMap;

@@ -15,9 +15,11 @@ use super::wire::v1alpha1::pods_client::PodsClient;
 use super::wire::v1alpha1::{EventType, WatchPodsEvent, WatchPodsRequest};
 use berth_core::keeper::{CommandError, Snapshot};
 use berth_core::{KernelHandle, next_beat};
-use berth_kernel::command::Command;
-use berth_kernel::pod_candidates::{ImmediateViewLimiter, is_newly_waiting, requests_listed_resource};
-use berth_kernel::pods::{DELETED_MAX, PODS_MAX, Pod, PodsSource, PodsView, Stage};
+use berth_kernel::evidence::pods::{DELETED_MAX, PODS_MAX, Pod, PodsSource, PodsView, Stage};
+use berth_kernel::grants::pod_candidates::{
+    ImmediateViewLimiter, is_newly_waiting, requests_listed_resource,
+};
+use berth_kernel::node::command::Command;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};

@@ -13,11 +13,11 @@ use super::settings::{ReconcileTiming, Settings};
 use berth_core::keeper::{Applied, CommandError};
 use berth_core::spans;
 use berth_core::{KernelHandle, Shared, next_beat};
-use berth_kernel::command::Command;
-use berth_kernel::ledger::Ledger;
-use berth_kernel::names::Resource;
-use berth_kernel::reconcile::{KubeletAge, PodList, ReconcileView};
-use berth_kernel::stuck::SourceError;
+use berth_kernel::evidence::kubelet_view::SourceError;
+use berth_kernel::evidence::kubelet_view::{KubeletAge, PodList, ReconcileView};
+use berth_kernel::ids::names::Resource;
+use berth_kernel::node::command::Command;
+use berth_kernel::node::ledger::Ledger;
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -259,7 +259,7 @@ impl Reconciler {
         let ledger = self.kernel.snapshot();
         let interval = self.timing.get().full_pass_interval;
         // Two passes at least this far apart end an allocation.
-        let min_gap = Duration::from_millis(ledger.rules.timing.rounds_apart_ms);
+        let min_gap = Duration::from_millis(ledger.rules.timing.passes_apart_ms);
         disputes.update(&ledger, view.list.as_ref());
         let since = self.last_pass.lock().await.map_or(Duration::MAX, |at| at.elapsed());
         // A full pass at the next `List` would come later than the interval allows.
@@ -443,7 +443,7 @@ fn has_unresolved_holder(ledger: &Ledger) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use berth_kernel::time::Now;
+    use berth_kernel::ids::time::Now;
 
     #[test]
     fn a_checkpoint_is_an_error_after_two_passes_without_a_write() {

@@ -4,7 +4,7 @@ use super::socket_path::NoConnection;
 use super::wire::v1beta1::registration_client::RegistrationClient;
 use super::wire::v1beta1::{DevicePluginOptions, RegisterRequest};
 use super::wire::{API_VERSION, dial};
-use berth_kernel::names::Resource;
+use berth_kernel::ids::names::Resource;
 use std::path::Path;
 use std::time::Duration;
 

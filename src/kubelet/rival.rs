@@ -3,7 +3,7 @@
 
 use super::checkpoint;
 use berth_files::socket::connect_within;
-use berth_kernel::names::{DeviceId, Resource};
+use berth_kernel::ids::names::{DeviceId, Resource};
 use std::collections::BTreeSet;
 use std::fmt;
 use std::os::fd::OwnedFd;

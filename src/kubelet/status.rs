@@ -3,8 +3,8 @@
 
 use super::parse::BadRequest;
 use berth_core::keeper::CommandError;
-use berth_kernel::names::Resource;
-use berth_kernel::refusal::Refusal;
+use berth_kernel::ids::names::Resource;
+use berth_kernel::node::refusal::Refusal;
 use tonic::{Code, Status};
 
 /// The status of an invalid request, with all causes in its message.

@@ -7,12 +7,12 @@
 //! one in [`super::counter`].
 
 use super::codec::{self, DecodeError, FORMAT, split_format};
-use berth_kernel::record::Record;
+use berth_kernel::node::record::Record;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 use std::collections::BTreeMap;
 
-/// The check record's key: sorts before every [`berth_kernel::record::RecordKey`].
+/// The check record's key: sorts before every [`berth_kernel::node::record::RecordKey`].
 pub(super) const CHECK_KEY: &[u8] = &[0];
 
 /// Most records for which memory is reserved in advance: a damaged count must not allocate more.
@@ -177,7 +177,7 @@ fn digest(key: &[u8], value: &[u8]) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use berth_kernel::record::{Meta, Record, StackHead};
+    use berth_kernel::node::record::{Meta, Record, StackHead};
 
     type Pair = (Vec<u8>, Vec<u8>);
 

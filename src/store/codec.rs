@@ -8,9 +8,9 @@
 
 use super::check::Changes;
 use super::dto;
-use berth_kernel::names::{AllocationId, Digest, PartId};
-use berth_kernel::ports::StoreError;
-use berth_kernel::record::{Record, RecordKey, Write};
+use berth_kernel::ids::names::{AllocationId, Digest, GpuId, PartId};
+use berth_kernel::node::ports::StoreError;
+use berth_kernel::node::record::{Record, RecordKey, Write};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -173,12 +173,13 @@ fn parse_key(key: &[u8]) -> Result<RecordKey, String> {
     let (kind, name) = key.split_first().ok_or("the key is empty")?;
     let text = || std::str::from_utf8(name).map_err(|e| e.to_string());
     let part = || PartId::parse(text()?).map_err(|e| e.to_string());
+    let gpu = || GpuId::parse(text()?).map_err(|e| e.to_string());
     let number = |bytes| Ok::<_, String>(u64::from_be_bytes(to_array(bytes)?));
     let index = |bytes| usize::try_from(number(bytes)?).map_err(|e| e.to_string());
     Ok(match (*kind, name.len()) {
         (META, 0) => RecordKey::Meta,
         (PART, _) => RecordKey::Part(part()?),
-        (MARKS, _) => RecordKey::Marks(part()?),
+        (MARKS, _) => RecordKey::Marks(gpu()?),
         (ALLOCATION, 12) => RecordKey::Allocation(AllocationId {
             store: u32::from_be_bytes(to_array(&name[..4])?),
             number: number(&name[4..])?,
@@ -186,7 +187,7 @@ fn parse_key(key: &[u8]) -> Result<RecordKey, String> {
         (POLICY, 64) => RecordKey::Policy(Digest::parse(text()?).map_err(|e| e.to_string())?),
         (STACK, 0) => RecordKey::Stack,
         (STACK_ENTRY, 8) => RecordKey::StackEntry(index(name)?),
-        (HEALTH, _) => RecordKey::Health(part()?),
+        (HEALTH, _) => RecordKey::Health(gpu()?),
         (PAST_STACK, 8) => RecordKey::PastStack(number(name)?),
         (PAST_STACK_ENTRY, 16) => RecordKey::PastStackEntry(number(&name[..8])?, index(&name[8..])?),
         _ => return Err("no record kind has such a key".into()),

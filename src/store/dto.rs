@@ -14,14 +14,15 @@ pub(super) use part::Part;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
-use berth_kernel::gpu::Reading;
-use berth_kernel::health::{HealthState, PastHealth};
-use berth_kernel::judgement as kernel_judgement;
-use berth_kernel::names::{Digest, PartId};
-use berth_kernel::policy as kernel;
-use berth_kernel::record;
-use berth_kernel::stack;
-use berth_kernel::trust::{Origin, Signature};
+use berth_kernel::hardware::gpu::Reading;
+use berth_kernel::hardware::health::{HealthState, PastHealth};
+use berth_kernel::hardware::judgement as kernel_judgement;
+use berth_kernel::hardware::triage::Severity;
+use berth_kernel::ids::names::{Digest, GpuId, PartId};
+use berth_kernel::node::record;
+use berth_kernel::policy::hooks as kernel;
+use berth_kernel::policy::stack;
+use berth_kernel::policy::version::{PolicyVersion, Provenance, Signature};
 use serde::{Deserialize, Serialize};
 
 /// See [`record::Meta`].
@@ -121,7 +122,7 @@ impl Judgement {
         let Self { part, source, code, detail, by, revision, severity, reason, quiet_ms } = self;
         let part = part.map(|part| PartId::parse(&part).map_err(|error| error.to_string())).transpose()?;
         let unknown = format!("the severity {severity:?} is not known");
-        let severity = kernel::Severity::parse(&severity).ok_or(unknown)?;
+        let severity = Severity::parse(&severity).ok_or(unknown)?;
         Ok(kernel_judgement::Judgement {
             reading: part.map(|part| Reading { part, source, code, detail }),
             by: by.into(),
@@ -156,7 +157,7 @@ impl Health {
         }
     }
 
-    pub(super) fn into_kernel(self, gpu: PartId) -> Result<record::HealthRecord, String> {
+    pub(super) fn into_kernel(self, gpu: GpuId) -> Result<record::HealthRecord, String> {
         let judgements = self.judged.into_iter().map(Judgement::into_kernel);
         Ok(record::HealthRecord {
             gpu,
@@ -210,7 +211,7 @@ enum HookName {
 }
 
 impl Policy {
-    pub(super) fn from_kernel(version: &kernel::PolicyVersion) -> Self {
+    pub(super) fn from_kernel(version: &PolicyVersion) -> Self {
         Self {
             name: version.name.clone(),
             version: version.version.clone(),
@@ -229,8 +230,8 @@ impl Policy {
         }
     }
 
-    pub(super) fn into_kernel(self, digest: Digest) -> Result<kernel::PolicyVersion, String> {
-        Ok(kernel::PolicyVersion {
+    pub(super) fn into_kernel(self, digest: Digest) -> Result<PolicyVersion, String> {
+        Ok(PolicyVersion {
             name: self.name,
             version: self.version,
             summary: self.summary,
@@ -241,7 +242,7 @@ impl Policy {
             bytes: self.bytes,
             shipped: self.shipped,
             since_wall_ms: self.since_ms,
-            origin: Origin {
+            origin: Provenance {
                 by: self.by,
                 why: self.why,
                 signature: self.signature.as_deref().map(parse_signature).transpose()?,

@@ -2,7 +2,7 @@
 
 use super::codec::{DecodeError, FORMAT};
 use super::folder::is_full;
-use berth_kernel::ports::StoreError;
+use berth_kernel::node::ports::StoreError;
 use std::any::Any;
 use std::io::{self, ErrorKind};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -31,7 +31,7 @@ impl ErrorFactory {
         StoreError::Io { path: self.path.clone(), what: what.into() }
     }
 
-    /// For an append after a failed one, before [`berth_kernel::ports::Store::load`] has read the store again.
+    /// For an append after a failed one, before [`berth_kernel::node::ports::Store::load`] has read the store again.
     pub(super) fn not_reloaded(&self) -> StoreError {
         self.failed("an earlier write failed and the store is not yet read back")
     }

@@ -2,7 +2,7 @@
 
 use super::counter::{Counter, Digest};
 use super::folder::{Folder, sync_folder, unless_missing};
-use berth_kernel::ports::StoreError;
+use berth_kernel::node::ports::StoreError;
 use sha2::{Digest as _, Sha256};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};

@@ -24,7 +24,7 @@ use super::errors::ErrorFactory;
 use super::handle::SEGMENT_BYTES;
 use super::snapshot::{NEXT, is_snapshot, newest_snapshot};
 use berth_files::{self, Links};
-use berth_kernel::ports::StoreError;
+use berth_kernel::node::ports::StoreError;
 use rustix::fs::FallocateFlags;
 use std::ffi::OsStr;
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};

@@ -1,6 +1,6 @@
-//! [`berth_kernel::ports::Store`] on sled and in memory, and the journal of decisions.
+//! [`berth_kernel::node::ports::Store`] on sled and in memory, and the journal of decisions.
 //!
-//! The store holds one record per object ([`berth_kernel::record`]); [`codec`] encodes it. sled 0.34
+//! The store holds one record per object ([`berth_kernel::node::record`]); [`codec`] encodes it. sled 0.34
 //! alone guarantees less than an Allocate needs: [`SledStore`] adds the missing checks and documents
 //! what stays undetected. No other crate uses sled.
 

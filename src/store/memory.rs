@@ -3,8 +3,8 @@
 
 use super::codec;
 use super::errors::ErrorFactory;
-use berth_kernel::ports::{Store, StoreError};
-use berth_kernel::record::{Meta, Record, Write};
+use berth_kernel::node::ports::{Store, StoreError};
+use berth_kernel::node::record::{Meta, Record, Write};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -31,9 +31,9 @@ use super::counter::Counter;
 use super::errors::ErrorFactory;
 use super::folder::{Folder, is_in_place};
 use super::handle::{Handle, initialize, open_counter, open_sled, read_check, read_complete, read_contents};
-use berth_kernel::ports::{Store, StoreError, Waker};
-use berth_kernel::record::{Record, Write};
-use berth_kernel::steps::{Step, pass};
+use berth_kernel::node::ports::{Store, StoreError, Waker};
+use berth_kernel::node::record::{Record, Write};
+use berth_kernel::node::steps::{Step, pass};
 use crossbeam_channel::RecvTimeoutError;
 use parking_lot::Mutex;
 use std::fs::File;
@@ -102,7 +102,7 @@ struct OpenStore {
 
 impl SledStore {
     /// Opens the store in this folder, or creates one that only its owner can read if none was ever
-    /// created here. A new store gets a random id ([`berth_kernel::record::Meta::store`]).
+    /// created here. A new store gets a random id ([`berth_kernel::node::record::Meta::store`]).
     ///
     /// # Errors
     /// If another process has it open, one was created here and is missing, a later release wrote it, it

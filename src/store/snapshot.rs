@@ -11,7 +11,7 @@
 use super::folder::{BLOCK_BYTES, Folder, sync_folder};
 use super::handle::SEGMENT_BYTES;
 use berth_files::{self, Links};
-use berth_kernel::ports::StoreError;
+use berth_kernel::node::ports::StoreError;
 use rustix::fs::FallocateFlags;
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, OpenOptions};

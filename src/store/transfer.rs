@@ -7,9 +7,9 @@
 use super::codec::{self, DecodeError, FORMAT};
 use super::folder;
 use super::sled::{RECORDS_PER_APPEND, SledStore};
-use berth_kernel::names::{AllocationId, Digest, PartId};
-use berth_kernel::ports::{Store, StoreError};
-use berth_kernel::record::{Record, RecordKey, Write};
+use berth_kernel::ids::names::{AllocationId, Digest, GpuId, PartId};
+use berth_kernel::node::ports::{Store, StoreError};
+use berth_kernel::node::record::{Record, RecordKey, Write};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use std::collections::BTreeMap;
@@ -282,11 +282,12 @@ fn split_key(key: &RecordKey) -> (&'static str, Option<String>) {
 fn join_key(kind: &str, name: Option<&str>) -> Result<RecordKey, String> {
     let named = || name.ok_or_else(|| format!("a record of kind {kind} must have a name"));
     let part = || PartId::parse(named()?).map_err(|e| e.to_string());
+    let gpu = || GpuId::parse(named()?).map_err(|e| e.to_string());
     Ok(match kind {
         "meta" => RecordKey::Meta,
         "part" => RecordKey::Part(part()?),
-        "drain" => RecordKey::Marks(part()?),
-        "health" => RecordKey::Health(part()?),
+        "drain" => RecordKey::Marks(gpu()?),
+        "health" => RecordKey::Health(gpu()?),
         "allocation" => RecordKey::Allocation(AllocationId::parse(named()?).map_err(|e| e.to_string())?),
         "policy" => RecordKey::Policy(Digest::parse(named()?).map_err(|e| e.to_string())?),
         "stack" => RecordKey::Stack,

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use sha2::{Digest as _, Sha256};
 
 use super::limits::{ARTIFACT_BYTES_MAX, MODULE_BYTES_MAX};
-use berth_kernel::names::Digest;
+use berth_kernel::ids::names::Digest;
 
 /// The folder under the state folder.
 const FOLDER: &str = "policies";

@@ -15,8 +15,8 @@ use super::limits::{
     GUEST_TABLE_ELEMENTS_MAX, GUEST_TABLES_ELEMENTS_MAX, LOG_BYTE_FUEL, LOG_LINE_BYTES_MAX, LOG_LINE_FUEL,
     LOG_LINES_MAX, MEMORIES_MAX, TABLES_MAX,
 };
-use berth_kernel::decision::Cost;
-use berth_kernel::policy::{Fault, FaultKind};
+use berth_kernel::policy::decision::Cost;
+use berth_kernel::policy::hooks::{Fault, FaultKind};
 
 /// Attempts to create an instance while the system is busy, see [`is_busy`]. Each waits up to 0.1 s.
 const ATTEMPTS_MAX: u32 = 3;

@@ -19,7 +19,7 @@ use super::limits::{
     COMPILE_CPU_S_MAX, COMPILE_MEMORY_BYTES_MAX, COMPILE_MEMORY_BYTES_MIN, COMPILE_MESSAGES_BYTES_MAX,
     COMPILE_WAIT_S_MAX, COMPILE_WALL_S_MAX, DAEMON_MEMORY_BYTES,
 };
-use berth_kernel::ports::InstallError;
+use berth_kernel::node::ports::InstallError;
 
 /// Longest reason of a refusal, bytes. It may include names of imports and exports, which the module chooses.
 const REFUSAL_BYTES_MAX: usize = 2048;

@@ -8,14 +8,14 @@ use serde::{Deserialize, Serialize};
 use super::bindings::berth::policy::types as wit;
 use super::fault;
 use super::view::View;
-use berth_kernel::allocation::Limits;
-use berth_kernel::gpu::Reading;
-use berth_kernel::names::{DeviceId, PartId, Resource};
-use berth_kernel::offer::{Consumes, OfferLine, PartOffer};
-use berth_kernel::policy::{
-    AdmitRequest, Answer, Fault, Hook, OfferAnswer, PlaceRequest, Placement, Question, Severity, Terms,
-    TriageAnswer,
+use berth_kernel::grants::allocation::Limits;
+use berth_kernel::hardware::gpu::Reading;
+use berth_kernel::hardware::triage::{Severity, TriageAnswer};
+use berth_kernel::ids::names::{DeviceId, PartId, Resource};
+use berth_kernel::policy::hooks::{
+    AdmitRequest, Answer, Fault, Hook, OfferAnswer, PlaceRequest, Placement, Question, Terms,
 };
+use berth_kernel::sharing::offer::{Consumes, OfferLine, PartOffer};
 
 /// The hooks that a policy may implement, with their WIT flags.
 pub(super) const HOOKS: [(Hook, wit::Hooks); 4] = [

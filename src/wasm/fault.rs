@@ -4,7 +4,7 @@ use wasmtime::{Error, Trap};
 
 use super::call::Guest;
 use super::limits::{ANSWER_BYTES_MAX, FUEL_PER_CALL, GUEST_STACK_BYTES_MAX};
-use berth_kernel::policy::{Fault, FaultKind, REASON_BYTES_MAX};
+use berth_kernel::policy::hooks::{Fault, FaultKind, REASON_BYTES_MAX};
 
 /// Prefix of the last log line of a policy that refuses its parameters. The Rust SDK writes it.
 pub(super) const PARAMETERS_PREFIX: &str = "parameters: ";

@@ -49,13 +49,14 @@ use module::{Installed, Module};
 use recorded::Recorded;
 use view::ViewCache;
 
-use berth_kernel::ledger::Ledger;
-use berth_kernel::mig::MigStrategy;
-use berth_kernel::names::{Digest, Resource};
-use berth_kernel::policy::{Fault, FaultKind, PolicyVersion, Question};
-use berth_kernel::policy_call::Call;
-use berth_kernel::ports::{CallOutput, Input, InstallError, PolicyFiles, PolicyRuntime, ReplayedCall};
-use berth_kernel::time::Now;
+use berth_kernel::hardware::mig::MigStrategy;
+use berth_kernel::ids::names::{Digest, Resource};
+use berth_kernel::ids::time::Now;
+use berth_kernel::node::ledger::Ledger;
+use berth_kernel::node::ports::Call;
+use berth_kernel::node::ports::{CallOutput, Input, InstallError, PolicyFiles, PolicyRuntime, ReplayedCall};
+use berth_kernel::policy::hooks::{Fault, FaultKind, Question};
+use berth_kernel::policy::version::PolicyVersion;
 
 /// Wall time of a call with a recorded question, milliseconds. Longer than that of a live call, since no pod
 /// waits for it.
@@ -188,7 +189,7 @@ impl WasmPolicies {
             bytes: compiled.component.len() as u64,
             shipped,
             since_wall_ms: now.wall_ms,
-            origin: berth_kernel::trust::Origin::default(),
+            origin: berth_kernel::policy::version::Provenance::default(),
         };
         Ok(self.insert(version, module))
     }

@@ -3,7 +3,7 @@
 //! Sizes are the measured needs of guests in four languages (Rust, C, JavaScript on QuickJS and on StarlingMonkey,
 //! Python) and a margin; times are bounded by how long a kubelet may wait.
 
-pub use berth_kernel::policy::MODULE_BYTES_MAX;
+pub use berth_kernel::policy::hooks::MODULE_BYTES_MAX;
 
 /// Largest compiled artifact, bytes: three times the largest measured, 37 MB.
 pub const ARTIFACT_BYTES_MAX: usize = 128 << 20;

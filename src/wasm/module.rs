@@ -14,8 +14,9 @@ use super::compile::not_a_policy;
 use super::convert::{HOOKS, WitAnswer, WitQuestion};
 use super::fault;
 use super::limits::{DESCRIBE_WALL_MS_MAX, SUMMARY_BYTES_MAX, VERSION_BYTES_MAX};
-use berth_kernel::policy::{Fault, Hook, PolicyVersion, SCHEMA_BYTES_MAX};
-use berth_kernel::ports::InstallError;
+use berth_kernel::node::ports::InstallError;
+use berth_kernel::policy::hooks::{Fault, Hook, SCHEMA_BYTES_MAX};
+use berth_kernel::policy::version::PolicyVersion;
 
 /// Longest name, characters: that of a DNS label.
 const NAME_BYTES_MAX: usize = 63;

@@ -5,7 +5,7 @@
 //! replaced by the path of the parameter, and the parser's type names by descriptions.
 
 use super::fault::{EARLIER_LINES, PARAMETERS_PREFIX};
-use berth_kernel::policy::{Fault, FaultKind, REASON_BYTES_MAX};
+use berth_kernel::policy::hooks::{Fault, FaultKind, REASON_BYTES_MAX};
 
 /// Type names of the parser and their descriptions.
 const TYPES: [(&str, &str); 11] = [

@@ -9,11 +9,11 @@ use super::bindings::berth::policy::types as wit;
 use super::convert::{HOOKS, Indices, WitQuestion};
 use super::fault;
 use super::view::View;
-use berth_kernel::decision;
-use berth_kernel::gpu::Reading;
-use berth_kernel::names::{DeviceId, PartId, Resource};
-use berth_kernel::policy::{AdmitRequest, Fault, PlaceRequest};
-use berth_kernel::ports::Input;
+use berth_kernel::hardware::gpu::Reading;
+use berth_kernel::ids::names::{DeviceId, PartId, Resource};
+use berth_kernel::node::ports::Input;
+use berth_kernel::policy::decision;
+use berth_kernel::policy::hooks::{AdmitRequest, Fault, PlaceRequest};
 
 /// The WIT package of the recorded types.
 const WORLD: &str = "berth:policy@0.1.0";

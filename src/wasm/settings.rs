@@ -1,8 +1,8 @@
 //! Settings of this crate, and a temporary state folder.
 
 use super::compile::CompileLimits;
-use berth_kernel::mig::MigStrategy;
-use berth_kernel::names::Resource;
+use berth_kernel::hardware::mig::MigStrategy;
+use berth_kernel::ids::names::Resource;
 use std::fs::{DirBuilder, remove_dir_all};
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};

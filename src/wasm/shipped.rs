@@ -9,9 +9,10 @@ use std::sync::OnceLock;
 
 use serde::Deserialize;
 
-use berth_kernel::names::Digest;
-use berth_kernel::policy::{Hook, PolicyVersion};
-use berth_kernel::time::Now;
+use berth_kernel::ids::names::Digest;
+use berth_kernel::ids::time::Now;
+use berth_kernel::policy::hooks::Hook;
+use berth_kernel::policy::version::PolicyVersion;
 
 /// Names and components. A test compares them with their sources by the manifest in the same folder.
 const SHIPPED: &[(&str, &[u8])] = &[
@@ -75,7 +76,7 @@ fn all() -> &'static [Shipped] {
                 bytes: component.len() as u64,
                 shipped: true,
                 since_wall_ms: 0,
-                origin: berth_kernel::trust::Origin::default(),
+                origin: berth_kernel::policy::version::Provenance::default(),
             };
             Some(Shipped { version, component })
         };

@@ -7,19 +7,19 @@ use std::sync::Arc;
 use super::bindings::berth::policy::types as wit;
 use super::convert::Indices;
 use super::settings::Settings;
-use berth_kernel::allocation::{Allocation, Holder};
-use berth_kernel::breaker::{Breaker, Phase};
-use berth_kernel::drain::Drain;
-use berth_kernel::gpu::{Part, Path};
-use berth_kernel::health::HealthState;
-use berth_kernel::ledger::Ledger;
-use berth_kernel::mig::{self, MigStrategy};
-use berth_kernel::names::{PartId, Resource};
-use berth_kernel::offer::{Consumes, OfferLine};
-use berth_kernel::part_state::{Device, PartState, Taken};
-use berth_kernel::pod_candidates;
-use berth_kernel::pod_candidates::Candidate;
-use berth_kernel::time::Now;
+use berth_kernel::drain::marks::Drain;
+use berth_kernel::grants::allocation::{Allocation, Holder};
+use berth_kernel::grants::pod_candidates;
+use berth_kernel::grants::pod_candidates::Candidate;
+use berth_kernel::hardware::gpu::{Part, Path};
+use berth_kernel::hardware::health::HealthState;
+use berth_kernel::hardware::mig::{self, MigStrategy};
+use berth_kernel::ids::names::{GpuId, PartId, Resource};
+use berth_kernel::ids::time::Now;
+use berth_kernel::node::ledger::Ledger;
+use berth_kernel::sharing::breaker::{Breaker, Phase};
+use berth_kernel::sharing::offer::{Consumes, OfferLine};
+use berth_kernel::sharing::part_state::{Device, PartState, Taken};
 
 /// The attribute with the resource that a part would be offered as without policies; absent if it would not be
 /// offered.
@@ -43,7 +43,7 @@ impl View {
     /// allocations, making the texts again takes longer than a policy call.
     pub(super) fn new(ledger: &Arc<Ledger>, now: Now, settings: &Settings, other: Option<Self>) -> Self {
         let mut states: Vec<&PartState> = ledger.parts.values().map(AsRef::as_ref).collect();
-        states.sort_by_key(|s| (s.part.gpu_index, s.part.gpu(), s.part.parent.is_some()));
+        states.sort_by_key(|s| (s.part.gpu_index, &s.part.gpu, !s.part.is_whole_gpu()));
         let keys = states.iter().flat_map(|state| state.devices.keys());
         let mut resources: Vec<_> = keys.map(|(resource, _)| resource).collect();
         // The devices of a part are sorted by resource, so that this removes most duplicates before the sort.
@@ -148,7 +148,7 @@ impl View {
             vendor: part.vendor.clone(),
             model: part.model.clone(),
             gpu_index: part.gpu_index,
-            parent: part.parent.as_ref().and_then(|gpu| self.part_index(gpu)),
+            parent: (!part.is_whole_gpu()).then(|| self.part_index(part.gpu.as_part())).flatten(),
             mig_enabled: part.mig_enabled,
             memory_mib: part.memory_mib,
             numa_node: part.numa_node,
@@ -193,11 +193,11 @@ impl View {
 
     fn add_links(&mut self, ledger: &Ledger) {
         // The links are sorted by their first part, so that each of those is looked up once.
-        let mut last: Option<(&PartId, Option<u32>)> = None;
+        let mut last: Option<(&GpuId, Option<u32>)> = None;
         for (a, b, link) in ledger.links.iter() {
             let known = last.filter(|(known, _)| *known == a);
-            let (_, index) = *last.insert(known.unwrap_or_else(|| (a, self.part_index(a))));
-            if let (Some(a), Some(b)) = (index, self.part_index(b)) {
+            let (_, index) = *last.insert(known.unwrap_or_else(|| (a, self.part_index(a.as_part()))));
+            if let (Some(a), Some(b)) = (index, self.part_index(b.as_part())) {
                 self.context.node.links.push(wit::Link {
                     a,
                     b,

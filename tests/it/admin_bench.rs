@@ -11,18 +11,19 @@ use berth_core::stack::Baseline;
 use berth_core::{Core, KernelHandle};
 use berth_http::AdminAccess;
 use berth_http::{Running, Settings};
-use berth_kernel::allocation::Allocation;
-use berth_kernel::command::Command;
-use berth_kernel::gpu::{Inventory, Link, Part, Path, Usage};
-use berth_kernel::health::XidRules;
-use berth_kernel::mig::MigStrategy;
-use berth_kernel::names::{AllocationId, DeviceId, PartId, Resource};
-use berth_kernel::pci::PciBusId;
-use berth_kernel::policy::{AdmitRequest, Hook, PolicyVersion};
-use berth_kernel::reconcile::{CheckpointEntry, ListedHolding, PodList, ReconcileView};
-use berth_kernel::rules::Rules;
-use berth_kernel::time::Timing;
-use berth_kernel::trust::TrustedKey;
+use berth_kernel::evidence::kubelet_view::{CheckpointEntry, ListedHolding, PodList, ReconcileView};
+use berth_kernel::grants::allocation::Allocation;
+use berth_kernel::hardware::gpu::{Inventory, Link, Part, Path, Usage};
+use berth_kernel::hardware::mig::MigStrategy;
+use berth_kernel::hardware::triage::XidRules;
+use berth_kernel::ids::names::{AllocationId, DeviceId, GpuId, PartId, Resource};
+use berth_kernel::ids::pci::PciBusId;
+use berth_kernel::ids::time::Timing;
+use berth_kernel::node::command::Command;
+use berth_kernel::node::rules::Rules;
+use berth_kernel::policy::hooks::{AdmitRequest, Hook};
+use berth_kernel::policy::version::PolicyVersion;
+use berth_kernel::policy::version::TrustedKey;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -158,7 +159,7 @@ impl Bench {
     /// The same with one GPU in trouble.
     pub(crate) fn scan_failing(&self, gpus: u32, failing: u32) {
         self.look_as(gpus, |seen| {
-            seen.scan_errors = BTreeMap::from([(gpu(failing), "fell off the bus".into())]);
+            seen.scan_errors = BTreeMap::from([(gpu_id(failing), "fell off the bus".into())]);
         });
     }
 
@@ -168,7 +169,7 @@ impl Bench {
         let mut inventory = Inventory::default();
         for a in &parts {
             for b in parts.iter().filter(|b| b.id > a.id) {
-                inventory.links.set(&a.id, &b.id, Link { path: Path::HostBridge, nvlinks: 18 });
+                inventory.links.set(&a.gpu, &b.gpu, Link { path: Path::HostBridge, nvlinks: 18 });
             }
             inventory.usage.insert(a.id.clone(), Usage { memory_used_mib: Some(7), processes: 1 });
         }
@@ -185,7 +186,8 @@ impl Bench {
         };
         self.runtime
             .block_on(
-                self.kernel.allocate(request, berth_kernel::command::Attempt::Last { asked_mono_ms: 0 }),
+                self.kernel
+                    .allocate(request, berth_kernel::node::command::Attempt::Last { asked_mono_ms: 0 }),
             )
             .unwrap()
             .allocation
@@ -360,10 +362,14 @@ pub(crate) fn gpu(index: u32) -> PartId {
     PartId::parse(&format!("GPU-{index}")).unwrap()
 }
 
+pub(crate) fn gpu_id(index: u32) -> GpuId {
+    GpuId::of_whole(&gpu(index))
+}
+
 fn part(index: u32) -> Part {
     Part {
+        gpu: GpuId::of_whole(&gpu(index)),
         id: gpu(index),
-        parent: None,
         vendor: "nvidia".into(),
         model: "NVIDIA H100 80GB HBM3".into(),
         gpu_index: index,
@@ -389,6 +395,6 @@ fn version_of(module: &[u8], name: &str, since_wall_ms: u64) -> PolicyVersion {
         bytes: 1,
         shipped: false,
         since_wall_ms,
-        origin: berth_kernel::trust::Origin::default(),
+        origin: berth_kernel::policy::version::Provenance::default(),
     }
 }

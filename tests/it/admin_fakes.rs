@@ -2,13 +2,14 @@
 //! parameters.
 
 use crate::kubelet_fakes::MapStore;
-use berth_kernel::names::{Digest, Resource};
-use berth_kernel::offer::{Consumes, OfferLine, PartOffer};
-use berth_kernel::policy::{Answer, Fault, FaultKind, Hook, OfferAnswer, PolicyVersion, Question};
-use berth_kernel::policy_call::Call;
-use berth_kernel::ports::{CallOutput, InstallError, PolicyFiles, PolicyRuntime, Store, StoreError};
-use berth_kernel::record::{Record, Write};
-use berth_kernel::time::Now;
+use berth_kernel::ids::names::{Digest, Resource};
+use berth_kernel::ids::time::Now;
+use berth_kernel::node::ports::Call;
+use berth_kernel::node::ports::{CallOutput, InstallError, PolicyFiles, PolicyRuntime, Store, StoreError};
+use berth_kernel::node::record::{Record, Write};
+use berth_kernel::policy::hooks::{Answer, Fault, FaultKind, Hook, OfferAnswer, Question};
+use berth_kernel::policy::version::PolicyVersion;
+use berth_kernel::sharing::offer::{Consumes, OfferLine, PartOffer};
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 use std::collections::BTreeMap;
@@ -156,7 +157,7 @@ impl PolicyFiles for MemoryPolicies {
             bytes: module.len() as u64,
             shipped: false,
             since_wall_ms: now.wall_ms,
-            origin: berth_kernel::trust::Origin::default(),
+            origin: berth_kernel::policy::version::Provenance::default(),
         })
     }
 

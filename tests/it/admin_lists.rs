@@ -1,8 +1,8 @@
 //! Lists show the same of each item as its own resource does, whatever was cached before.
 
-use crate::admin_bench::{Bench, GPU, gpu};
-use berth_kernel::names::Resource;
-use berth_kernel::process::{Process, ProcessIdentity, ProcessVisibility, Uses};
+use crate::admin_bench::{Bench, GPU, gpu, gpu_id};
+use berth_kernel::hardware::process::{Process, ProcessIdentity, ProcessVisibility, Uses};
+use berth_kernel::ids::names::Resource;
 
 /// A process on a GPU with an unknown owner.
 fn process(index: u32, pid: u32, memory_mib: u64) -> Process {
@@ -42,8 +42,8 @@ fn the_cached_json_of_an_allocation_is_not_used_after_a_change() {
     };
     let visible = |on_first: Vec<Process>| {
         bench.look_as(3, |seen| {
-            seen.sight = ProcessVisibility::Visible;
-            seen.processes = [(gpu(0), on_first), (gpu(1), Vec::new()), (gpu(2), Vec::new())].into();
+            seen.process_visibility = ProcessVisibility::Visible;
+            seen.processes = [(gpu_id(0), on_first), (gpu_id(1), Vec::new()), (gpu_id(2), Vec::new())].into();
         });
     };
     // No process at first; then one starts, and uses more.

@@ -5,9 +5,9 @@ use crate::admin_fakes::module;
 use crate::wait::until;
 use berth_core::stack::Baseline;
 use berth_core::{FileStack, Reconfiguration};
-use berth_kernel::command::NewStack;
-use berth_kernel::rules::Rules;
-use berth_kernel::stack::{OnFault, Permissions, StackEntry};
+use berth_kernel::node::command::NewStack;
+use berth_kernel::node::rules::Rules;
+use berth_kernel::policy::stack::{OnFault, Permissions, StackEntry};
 use serde_json::{Value, json};
 use std::sync::atomic::Ordering;
 

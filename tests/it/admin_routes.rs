@@ -5,7 +5,7 @@ use crate::admin_fakes::module;
 use crate::wait::SOON;
 use berth_admin::{Registration, Step};
 use berth_core::counters::{LivenessLimits, RegistrationState};
-use berth_kernel::names::Resource;
+use berth_kernel::ids::names::Resource;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 

@@ -5,7 +5,7 @@ use crate::admin_fakes::module;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use berth_core::stack::FAULTS_TO_SUSPEND;
-use berth_kernel::trust::TrustedKey;
+use berth_kernel::policy::version::TrustedKey;
 use ring::signature::{Ed25519KeyPair, KeyPair};
 use serde_json::{Value, json};
 use std::sync::atomic::Ordering;

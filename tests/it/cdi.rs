@@ -4,10 +4,10 @@ use crate::daemon::{SOON, WHOLE, ended};
 use crate::mig::{Rig, nvidia_runtime};
 use crate::wait::until;
 use berth_gpus::cdi::{Driver, Spec, compare, fingerprint, generate};
-use berth_kernel::device_nodes::HostFolder;
-use berth_kernel::gpu::{Mig, Part};
-use berth_kernel::names::PartId;
-use berth_kernel::pci::PciBusId;
+use berth_kernel::hardware::device_nodes::HostFolder;
+use berth_kernel::hardware::gpu::{Mig, Part};
+use berth_kernel::ids::names::{GpuId, PartId};
+use berth_kernel::ids::pci::PciBusId;
 use disk_faults::{Fault as DiskFault, Faults};
 use fake_nvml::State;
 use serde_json::{Value, json};
@@ -110,8 +110,8 @@ impl DriverRoot {
 
 fn gpus() -> Vec<Part> {
     let gpu = |n: u32| Part {
+        gpu: GpuId::parse(&format!("GPU-{n:08x}-e2e0-4e2e-8e2e-000000000e2e")).unwrap(),
         id: PartId::parse(&format!("GPU-{n:08x}-e2e0-4e2e-8e2e-000000000e2e")).unwrap(),
-        parent: None,
         vendor: "nvidia".into(),
         model: "test".into(),
         gpu_index: n,
@@ -178,7 +178,7 @@ fn nodes_libraries_and_hooks_that_change_later_change_what_the_specification_dep
     let [gpu, _] = &gpus()[..] else { panic!("two GPUs") };
     let instance = Part {
         id: PartId::parse("MIG-1").unwrap(),
-        parent: Some(gpu.id.clone()),
+        gpu: gpu.gpu.clone(),
         mig: Some(Mig { profile: "1g.10gb".into(), gpu_instance: 7, compute_instance: 0 }),
         ..gpu.clone()
     };

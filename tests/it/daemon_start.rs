@@ -4,8 +4,8 @@
 use crate::client::agent;
 use crate::daemon::{House, SOON, Serving, WHOLE, berth, ended};
 use crate::wait::until;
-use berth_kernel::ports::Store;
-use berth_kernel::record::{Record, Write};
+use berth_kernel::node::ports::Store;
+use berth_kernel::node::record::{Record, Write};
 use berth_store::SledStore;
 use hyper_util::rt::TokioIo;
 use kubelet_standin::proto::v1::ListPodResourcesRequest;

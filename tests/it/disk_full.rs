@@ -3,8 +3,8 @@
 
 use crate::store_contract::allocation;
 use crate::wait::SOON;
-use berth_kernel::ports::{Store, StoreError};
-use berth_kernel::record::Write;
+use berth_kernel::node::ports::{Store, StoreError};
+use berth_kernel::node::record::Write;
 use berth_store::SledStore;
 use disk_faults::{Fault, Faults};
 use harness::kill::believed::grants;

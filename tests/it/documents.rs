@@ -111,7 +111,7 @@ fn the_readme_is_short() {
     assert!(lines <= README_LINES_MAX, "README.md has {lines} lines, at most {README_LINES_MAX} are allowed");
 }
 
-/// Paths of the source tree in code spans, such as `src/kernel/decide.rs`; not those with a placeholder or braces.
+/// Paths of the source tree in code spans, such as `src/kernel/node/decide.rs`; not those with a placeholder or braces.
 fn paths(text: &str) -> Vec<&str> {
     const ROOTS: [&str; 7] = ["src/", "tests/", "proto/", "policies-wasm/", "openapi/", "deploy/", "docs/"];
     let plain = |c: char| c.is_ascii_alphanumeric() || "/._-".contains(c);

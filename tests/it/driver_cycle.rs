@@ -4,10 +4,10 @@ use crate::daemon::{SOON, Serving, WHOLE};
 use crate::mig::Rig;
 use crate::wait::{until, until_some};
 use berth_gpus::nvml::{NvmlGpus, NvmlOptions};
-use berth_kernel::gpu::{Inventory, RECOVERY, Reading, ScanError};
-use berth_kernel::health::{XidRules, baseline_triage};
-use berth_kernel::policy::Severity;
-use berth_kernel::ports::Gpus;
+use berth_kernel::hardware::gpu::{Inventory, RECOVERY, Reading, ScanError};
+use berth_kernel::hardware::triage::Severity;
+use berth_kernel::hardware::triage::{XidRules, baseline_triage};
+use berth_kernel::node::ports::Gpus;
 use fake_nvml::{Code, Fabric, FabricState, Fault, Installed, RecoveryAction, State};
 use serde_json::{Value, json};
 use std::path::Path;
@@ -109,7 +109,7 @@ fn one_slow_call_changes_nothing_and_two_in_a_row_are_an_error_until_a_good_scan
         hung_after: SOON,
         ..options
     });
-    let id = bench.scan().parts[0].id.clone();
+    let id = bench.scan().parts[0].gpu.clone();
     let slow = Fault::slow("nvmlDeviceGetMemoryInfo_v2", 1200).of_gpu(id.as_str());
     bench.change(|state| state.faults.push(slow.clone().times(1)));
     let during = bench.scan();

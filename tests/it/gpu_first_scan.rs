@@ -5,13 +5,13 @@ use crate::daemon::{SOON, Serving, WHOLE, berth, ended};
 use crate::mig::Rig;
 use crate::wait::until;
 use berth_gpus::nvml::{NvmlGpus, NvmlOptions};
-use berth_kernel::command::Command;
-use berth_kernel::decide::decide;
-use berth_kernel::gpu::Inventory;
-use berth_kernel::ledger::Ledger;
-use berth_kernel::names::PartId;
-use berth_kernel::ports::Gpus;
-use berth_kernel::time::Now;
+use berth_kernel::hardware::gpu::Inventory;
+use berth_kernel::ids::names::GpuId;
+use berth_kernel::ids::time::Now;
+use berth_kernel::node::command::Command;
+use berth_kernel::node::decide::decide;
+use berth_kernel::node::ledger::Ledger;
+use berth_kernel::node::ports::Gpus;
 use fake_nvml::{Code, Fabric, FabricState, Fault, Installed, RecoveryAction, State};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
@@ -57,7 +57,7 @@ fn outcome(inventory: &Inventory, second: &str) -> (String, String) {
     let ledger = ledger_of(inventory);
     let works = ledger.gpus.values().filter(|gpu| gpu.health.state.is_usable()).count();
     let counted = format!("{works} of {}", ledger.gpu_count());
-    let id = PartId::parse(second).expect("a UUID");
+    let id = GpuId::parse(second).expect("a UUID");
     let (listed, said) = match (ledger.gpus.get(&id), inventory.unidentified.as_slice()) {
         (Some(gpu), []) => (gpu.health.state.as_str().to_owned(), gpu.health.reason.clone()),
         (None, [gpu]) => ("named".to_owned(), format!("{gpu}: {}", gpu.reason)),

@@ -3,14 +3,14 @@
 
 use crate::admin_bench::Bench;
 use crate::daemon::{SHARED, SOON, Serving, WHOLE};
-use crate::kubelet_bench::{GPU, Recipe, gpu};
+use crate::kubelet_bench::{GPU, Recipe, gpu, gpu_id};
 use crate::livez::NoOwners;
 use crate::mig::Rig;
 use crate::wait::until;
 use berth_core::{GpuWatch, InventoryScanner};
-use berth_kernel::gpu::{Inventory, RECOVERY, Reading, XID};
-use berth_kernel::health::HealthState;
-use berth_kernel::ports::{Gpus, GpusError};
+use berth_kernel::hardware::gpu::{Inventory, RECOVERY, Reading, XID};
+use berth_kernel::hardware::health::HealthState;
+use berth_kernel::node::ports::{Gpus, GpusError};
 use fake_nvml::{Event, EventKind, Fault, RecoveryAction, State};
 use serde_json::Value;
 use std::collections::VecDeque;
@@ -161,7 +161,8 @@ impl Gpus for FloodedGpus {
 fn no_event_of_a_flood_is_lost() {
     let bench = Bench::new(1);
     let gpu = bench.kernel.snapshot().gpus.keys().next().unwrap().clone();
-    let xid = |code| Reading { part: gpu.clone(), source: XID.into(), code, detail: "it failed".into() };
+    let xid =
+        |code| Reading { part: gpu.as_part().clone(), source: XID.into(), code, detail: "it failed".into() };
     let mut events = VecDeque::from(vec![xid(31); 1000]);
     events.push_back(xid(95));
     let scanner = InventoryScanner::new(Arc::new(FloodedGpus(Mutex::new(events))), Arc::new(NoOwners));
@@ -178,7 +179,12 @@ fn nothing_that_a_scan_shows_is_lost() {
     let bench = Bench::new(1);
     let gpu = bench.kernel.snapshot().gpus.keys().next().unwrap().clone();
     bench.look_as(1, |inventory| {
-        let sign = |code| Reading { part: gpu.clone(), source: XID.into(), code, detail: "it failed".into() };
+        let sign = |code| Reading {
+            part: gpu.as_part().clone(),
+            source: XID.into(),
+            code,
+            detail: "it failed".into(),
+        };
         inventory.signs = vec![sign(31); 1000];
         inventory.signs.push(sign(95));
     });
@@ -284,7 +290,7 @@ async fn a_policys_triage_overrules_the_readings_of_a_gpu() {
         node.look_with(vec![sign(), sign()]).await;
         // Later calls are answered later.
         node.kernel.reoffer().await.unwrap();
-        assert_eq!(node.kernel.snapshot().gpus[&gpu(1)].health.state, state, "{script}");
+        assert_eq!(node.kernel.snapshot().gpus[&gpu_id(1)].health.state, state, "{script}");
         node.allocatable(GPU, allocatable).await;
     }
 }

@@ -3,10 +3,10 @@
 use crate::wait::SOON;
 use berth_gpus::nvml::{NvmlGpus, NvmlOptions};
 use berth_gpus::sim::{Machine, SimGpus, SimKind, SimProcess};
-use berth_kernel::gpu::{Inventory, Load, Part, Path, RECOVERED, RECOVERY, Reading};
-use berth_kernel::names::PartId;
-use berth_kernel::ports::Gpus;
-use berth_kernel::process::ProcessIdentity;
+use berth_kernel::hardware::gpu::{Inventory, Load, Part, Path, RECOVERED, RECOVERY, Reading};
+use berth_kernel::hardware::process::ProcessIdentity;
+use berth_kernel::ids::names::GpuId;
+use berth_kernel::node::ports::Gpus;
 use fake_nvml::{Installed, Process, RecoveryAction, State};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -176,9 +176,9 @@ fn look(rig: &dyn Rig) -> Inventory {
     Inventory { loads: BTreeMap::new(), ..rig.gpus().scan().expect("a scan") }
 }
 
-fn gpu_id(inventory: &Inventory, index: u32) -> PartId {
-    let whole = |part: &&Part| part.parent.is_none() && part.gpu_index == index;
-    inventory.parts.iter().find(whole).expect("the GPU is there").id.clone()
+fn gpu_id(inventory: &Inventory, index: u32) -> GpuId {
+    let whole = |part: &&Part| part.is_whole_gpu() && part.gpu_index == index;
+    inventory.parts.iter().find(whole).expect("the GPU is there").gpu.clone()
 }
 
 /// The next reading from this source, others being passed over.
@@ -203,7 +203,7 @@ fn reads_the_load_of_each_gpu_that_answers(rig: &dyn Rig) {
     rig.gpus().scan().expect("a scan");
     // A busy machine may be too slow for the loads of one scan, or for all values of one load.
     let idle_gpu = gpu_id(&inventory, 0);
-    let complete = |loads: &BTreeMap<PartId, Load>| {
+    let complete = |loads: &BTreeMap<GpuId, Load>| {
         loads.len() == 7
             && loads.values().all(|load| load.power_watts.is_some())
             && loads.get(&idle_gpu).is_some_and(|load| load.processes_percent.is_some())
@@ -240,7 +240,7 @@ fn shows_every_gpu_and_always_the_same(rig: &dyn Rig) {
         assert_eq!(part.memory_mib, 81_559);
         assert_eq!(part.minor, Some(index));
         assert_eq!(part.numa_node, Some(index / 4));
-        assert_eq!((&part.parent, &part.mig, part.mig_enabled), (&None, &None, false));
+        assert_eq!((part.is_whole_gpu(), &part.mig, part.mig_enabled), (true, &None, false));
         assert_eq!(part.attributes["compute.capability"], "9.0");
         assert_eq!(part.attributes["architecture"], "hopper");
         assert_eq!(part.attributes["brand"], "nvidia");
@@ -257,7 +257,7 @@ fn knows_the_link_of_every_pair(rig: &dyn Rig) {
     assert_eq!(inventory.links.iter().count(), 8 * 7 / 2);
     for a in &inventory.parts {
         for b in inventory.parts.iter().filter(|b| b.id != a.id) {
-            let link = inventory.links.between(&a.id, &b.id).expect("a link");
+            let link = inventory.links.between(&a.gpu, &b.gpu).expect("a link");
             assert_eq!(link.nvlinks, 18);
             let same_node = a.gpu_index / 4 == b.gpu_index / 4;
             let path = if same_node { Path::SameNuma } else { Path::CrossNuma };
@@ -275,8 +275,8 @@ fn a_lost_gpu_is_in_trouble_and_its_facts_stay(rig: &dyn Rig) {
     assert_eq!(lost.links, before.links);
     assert_eq!(lost.scan_errors.keys().collect::<Vec<_>>(), [&gone]);
     assert!(lost.scan_errors[&gone].reason.contains("fell off the bus"), "{:?}", lost.scan_errors);
-    assert!(!lost.usage.contains_key(&gone));
-    assert_eq!(next_of(rig, "lost").part, gone);
+    assert!(!lost.usage.contains_key(gone.as_part()));
+    assert_eq!(next_of(rig, "lost").part, *gone.as_part());
     rig.lost(2, false);
     assert_eq!(look(rig), before, "back as it was");
 }
@@ -289,9 +289,9 @@ fn a_gpu_that_ails_says_so_at_every_look_and_answers(rig: &dyn Rig) {
         let ailing = look(rig);
         assert!(ailing.scan_errors.is_empty(), "{:?}", ailing.scan_errors);
         let [sign] = ailing.signs.as_slice() else { panic!("{:?}", ailing.signs) };
-        assert_eq!((&sign.part, sign.source.as_str(), sign.code), (&id, RECOVERY, 1));
+        assert_eq!((&sign.part, sign.source.as_str(), sign.code), (id.as_part(), RECOVERY, 1));
         assert!(sign.is_sign() && sign.detail.contains("reset"), "{sign:?}");
-        assert!(ailing.usage.contains_key(&id));
+        assert!(ailing.usage.contains_key(id.as_part()));
     }
     rig.ails(5, false);
     // The end of what it required is a reading, once: of the scan, or an event.
@@ -308,7 +308,7 @@ fn an_xid_is_read_once_and_in_order(rig: &dyn Rig) {
     rig.xid(1, 48);
     for gpu in [1, 6, 1] {
         let reading = next_of(rig, "xid");
-        assert_eq!(reading.part, gpu_id(&inventory, gpu));
+        assert_eq!(reading.part, *gpu_id(&inventory, gpu).as_part());
         assert_eq!(reading.code, if gpu == 6 { 94 } else { 48 });
         assert!(!reading.detail.is_empty());
     }
@@ -329,10 +329,10 @@ fn a_wait_without_events_takes_its_time(rig: &dyn Rig) {
 fn processes_and_memory_in_use_are_seen(rig: &dyn Rig) {
     let id = gpu_id(&look(rig), 3);
     rig.runs(3, 4, 2048);
-    let usage = &look(rig).usage[&id];
+    let usage = &look(rig).usage[id.as_part()];
     assert_eq!((usage.processes, usage.memory_used_mib), (4, Some(2048)));
     rig.runs(3, 0, 0);
-    let usage = &look(rig).usage[&id];
+    let usage = &look(rig).usage[id.as_part()];
     assert_eq!((usage.processes, usage.memory_used_mib), (0, Some(0)));
 }
 
@@ -357,9 +357,11 @@ fn processes_are_told_one_by_one_with_what_they_do(rig: &dyn Rig) {
         ]
     );
     assert!(
-        inventory.processes[&id].iter().all(|p| p.part == id && p.identity == ProcessIdentity::default())
+        inventory.processes[&id]
+            .iter()
+            .all(|p| p.part == *id.as_part() && p.identity == ProcessIdentity::default())
     );
-    let usage = &inventory.usage[&id];
+    let usage = &inventory.usage[id.as_part()];
     assert_eq!((usage.processes, usage.memory_used_mib), (2, Some(832)), "who only draws is not counted");
 }
 
@@ -370,10 +372,14 @@ fn a_process_is_on_its_mig_instance(rig: &dyn Rig) {
     let inventory = look(rig);
     let (gpu, first, second) = (&inventory.parts[4].id, &inventory.parts[5].id, &inventory.parts[6].id);
     let mut listed: Vec<_> =
-        inventory.processes[gpu].iter().map(|p| (p.pid, &p.part, p.memory_mib)).collect();
+        inventory.processes[&inventory.parts[4].gpu].iter().map(|p| (p.pid, &p.part, p.memory_mib)).collect();
     listed.sort_unstable();
     assert_eq!(listed, [(81, second, Some(128)), (82, first, Some(32))]);
-    assert!(!inventory.processes.contains_key(first), "they are listed by GPU");
+    assert_eq!(
+        inventory.processes.keys().filter(|id| id.as_part() == first).count(),
+        0,
+        "they are listed by GPU"
+    );
     let usage = |part| (inventory.usage[part].processes, inventory.usage[part].memory_used_mib);
     assert_eq!((usage(gpu), usage(first), usage(second)), ((2, Some(160)), (1, Some(32)), (1, Some(128))));
 }
@@ -398,7 +404,7 @@ fn mig_instances_are_parts_with_a_parent(rig: &dyn Rig) {
     let profiles = ["1g.10gb", "2g.20gb"];
     for (index, (instance, profile)) in (0..).zip(inventory.parts[5..7].iter().zip(profiles)) {
         assert_eq!((instance.mig_index(), parent.mig_index()), (Some(index), None));
-        assert_eq!(instance.parent.as_ref(), Some(&parent.id));
+        assert_eq!(instance.gpu, parent.gpu);
         assert!(instance.id.as_str().starts_with("MIG-"));
         let mig = instance.mig.as_ref().expect("a MIG instance");
         assert_eq!(mig.profile, profile);

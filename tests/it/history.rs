@@ -1,14 +1,14 @@
 //! The load of GPUs and its past, past events, the caller's access, and why devices are not free: over REST, by the whole
 //! daemon on simulated GPUs and on a fake NVML, and with scans that a test makes up.
 
-use crate::admin_bench::{Bench, gpu};
+use crate::admin_bench::{Bench, gpu, gpu_id};
 use crate::cli::{berth, ran};
 use crate::daemon::{House, SHARED, SOON, WHOLE};
 use crate::mig::Rig;
 use crate::processes::{HOST, Machine, Sleeper, systemd};
 use crate::wait::until;
-use berth_kernel::gpu::Load;
-use berth_kernel::names::{DeviceId, Resource};
+use berth_kernel::hardware::gpu::Load;
+use berth_kernel::ids::names::{DeviceId, Resource};
 use fake_nvml::{Code, Fault, Process, State};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
@@ -131,7 +131,7 @@ async fn a_value_that_nvml_does_not_report_is_absent_and_the_gpu_is_healthy() {
 fn scan(bench: &Bench, gpus: u32, celsius: u32) {
     bench.look_as(gpus, |inventory| {
         let load = Load { temperature_celsius: Some(celsius), ..Load::default() };
-        inventory.loads = BTreeMap::from([(gpu(0), load)]);
+        inventory.loads = BTreeMap::from([(gpu_id(0), load)]);
     });
 }
 

@@ -1,8 +1,9 @@
 //! Allocate and GetPreferredAllocation: grants, refusals, responses, malformed requests.
 
-use crate::kubelet_bench::{GPU, Node, Recipe, SHARED, SOON, cordon, gpu};
-use berth_kernel::allocate::RECORDS_PER_DEVICE;
-use berth_kernel::allocation::EndReason;
+use crate::kubelet_bench::{GPU, Node, Recipe, SHARED, SOON, cordon, gpu, gpu_id};
+use berth_kernel::grants::allocate::RECORDS_PER_DEVICE;
+use berth_kernel::grants::allocation::EndReason;
+use berth_kernel::ids::names::GpuId;
 use berth_kubelet::{DeviceListStrategy, Edits};
 use hyper_util::rt::TokioIo;
 use kubelet_standin::proto::v1beta1::device_plugin_client::DevicePluginClient;
@@ -93,8 +94,9 @@ async fn an_app_container_is_granted_its_init_containers_devices_again() {
 
 #[tokio::test]
 async fn init_devices_are_granted_again_on_a_gpu_that_became_unhealthy() {
-    let node =
-        Recipe { gpus: 2, timing: berth_kernel::time::Timing::default(), ..Recipe::default() }.node().await;
+    let node = Recipe { gpus: 2, timing: berth_kernel::ids::time::Timing::default(), ..Recipe::default() }
+        .node()
+        .await;
     node.allocatable(GPU, 2).await;
     let init = pod("p").init("fetch", &[(GPU, 1)]);
     let uid = init.uid.clone();
@@ -182,7 +184,7 @@ async fn a_cordoned_gpu_whose_pod_just_left_is_not_preferred() {
     let uid = first.uid.clone();
     node.kubelet.admit(first).await.unwrap();
     let held = node.live()[0].devices[0].part.clone();
-    node.kernel.execute(cordon(held.clone(), "")).await.unwrap();
+    node.kernel.execute(cordon(GpuId::of_whole(&held), "")).await.unwrap();
     // The kubelet counts its device as free at once; Berth learns of it in the next pass.
     node.kubelet.delete(&uid);
     for name in ["a", "b", "c"] {
@@ -198,7 +200,7 @@ async fn refusals_reach_the_pod_with_name_and_advice() {
     let node = Recipe::default().node().await;
     node.allocatable(GPU, 4).await;
     let mut client = dial_whole(&node).await;
-    node.kernel.execute(cordon(gpu(1), "fan noise")).await.unwrap();
+    node.kernel.execute(cordon(gpu_id(1), "fan noise")).await.unwrap();
     let status = client.allocate(allocate(&["GPU-1"])).await.unwrap_err();
     assert_eq!(status.code(), Code::FailedPrecondition);
     for part in ["GPU-1", GPU, "ada", "fan noise", "berth gpu uncordon GPU-1"] {
@@ -405,7 +407,7 @@ async fn containers_of_one_call_are_granted_together_or_not_at_all() {
     let node = Recipe::default().node().await;
     node.allocatable(GPU, 4).await;
     let mut client = dial_whole(&node).await;
-    node.kernel.execute(cordon(gpu(3), "")).await.unwrap();
+    node.kernel.execute(cordon(gpu_id(3), "")).await.unwrap();
     for (second, code) in [("GPU-9", Code::InvalidArgument), ("GPU-3", Code::FailedPrecondition)] {
         let status = client.allocate(together(&[&["GPU-0"], &[second]])).await.unwrap_err();
         assert_eq!(status.code(), code);

@@ -6,19 +6,19 @@ pub(crate) use crate::wait::SOON;
 use berth_core::keeper::Keeper;
 use berth_core::stack::Baseline;
 use berth_core::{ActivateError, Core, KernelHandle};
-use berth_kernel::allocation::Allocation;
-use berth_kernel::command::{Command, NewStack};
-use berth_kernel::drain::Author;
-use berth_kernel::gpu::{Inventory, Links, Part, Reading};
-use berth_kernel::health::XidRules;
-use berth_kernel::ledger::Ledger;
-use berth_kernel::mig::MigStrategy;
-use berth_kernel::names::{PartId, Resource};
-use berth_kernel::pci::PciBusId;
-use berth_kernel::ports::Clock;
-use berth_kernel::rules::Rules;
-use berth_kernel::stack::{OnFault, Permissions, StackEntry};
-use berth_kernel::time::Timing;
+use berth_kernel::drain::marks::Author;
+use berth_kernel::grants::allocation::Allocation;
+use berth_kernel::hardware::gpu::{Inventory, Links, Part, Reading};
+use berth_kernel::hardware::mig::MigStrategy;
+use berth_kernel::hardware::triage::XidRules;
+use berth_kernel::ids::names::{GpuId, PartId, Resource};
+use berth_kernel::ids::pci::PciBusId;
+use berth_kernel::ids::time::Timing;
+use berth_kernel::node::command::{Command, NewStack};
+use berth_kernel::node::ledger::Ledger;
+use berth_kernel::node::ports::Clock;
+use berth_kernel::node::rules::Rules;
+use berth_kernel::policy::stack::{OnFault, Permissions, StackEntry};
 use berth_kubelet::{Edits, ReconcileTiming};
 use berth_kubelet::{Front, Running, Settings, Waits};
 use kubelet_standin::{Kubelet, Options};
@@ -65,8 +65,8 @@ impl Default for Recipe {
             numa: false,
             timing: Timing {
                 retire_ms: 200,
-                named_ms: 200,
-                rounds_apart_ms: 100,
+                allocate_grace_ms: 200,
+                passes_apart_ms: 100,
                 kubelet_settle_ms: 100,
                 reply_settle_ms: 100,
                 ..Timing::default()
@@ -93,8 +93,12 @@ pub(crate) fn gpu(n: u32) -> PartId {
     PartId::parse(&format!("GPU-{n}")).unwrap()
 }
 
+pub(crate) fn gpu_id(n: u32) -> GpuId {
+    GpuId::of_whole(&gpu(n))
+}
+
 /// An operator's order to cordon a GPU for this reason.
-pub(crate) fn cordon(gpu: PartId, why: &str) -> Command {
+pub(crate) fn cordon(gpu: GpuId, why: &str) -> Command {
     Command::Cordon { gpu, author: Author::api("ada".into(), why.into()) }
 }
 
@@ -164,8 +168,8 @@ impl Recipe {
 
 fn part(n: u32, numa: bool) -> Part {
     Part {
+        gpu: GpuId::of_whole(&gpu(n)),
         id: gpu(n),
-        parent: None,
         vendor: "nvidia".into(),
         model: "Simulated".into(),
         gpu_index: n,
@@ -205,7 +209,7 @@ impl Node {
         let inventory = Inventory {
             parts: self.gpus.iter().filter(there).cloned().collect(),
             links: Links::default(),
-            scan_errors: failing.iter().map(|n| (gpu(*n), "fell off the bus".into())).collect(),
+            scan_errors: failing.iter().map(|n| (gpu_id(*n), "fell off the bus".into())).collect(),
             ..Inventory::default()
         };
         let kernel = self.kernel.clone();

@@ -1,16 +1,19 @@
 //! Fakes of the ports: a clock, a store in memory, and a policy with scripted answers.
 
 use crate::kubelet_bench::{GPU, MEMORY_MIB, SHARED, resource};
-use berth_kernel::names::{DeviceId, Digest};
-use berth_kernel::offer::{Consumes, OfferLine, PartOffer};
-use berth_kernel::policy::{
-    Answer, Fault, FaultKind, Hook, OfferAnswer, PlaceRequest, Placement, PolicyVersion, Question, Severity,
-    Terms, TriageAnswer,
+use berth_kernel::hardware::triage::{Severity, TriageAnswer};
+use berth_kernel::ids::names::{DeviceId, Digest};
+use berth_kernel::ids::time::Now;
+use berth_kernel::node::ports::Call;
+use berth_kernel::node::ports::{
+    CallOutput, Clock, InstallError, PolicyFiles, PolicyRuntime, Store, StoreError,
 };
-use berth_kernel::policy_call::Call;
-use berth_kernel::ports::{CallOutput, Clock, InstallError, PolicyFiles, PolicyRuntime, Store, StoreError};
-use berth_kernel::record::{Record, RecordKey, Write};
-use berth_kernel::time::Now;
+use berth_kernel::node::record::{Record, RecordKey, Write};
+use berth_kernel::policy::hooks::{
+    Answer, Fault, FaultKind, Hook, OfferAnswer, PlaceRequest, Placement, Question, Terms,
+};
+use berth_kernel::policy::version::PolicyVersion;
+use berth_kernel::sharing::offer::{Consumes, OfferLine, PartOffer};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
@@ -89,7 +92,7 @@ pub(crate) fn scripted_version() -> PolicyVersion {
         bytes: 1,
         shipped: false,
         since_wall_ms: 0,
-        origin: berth_kernel::trust::Origin::default(),
+        origin: berth_kernel::policy::version::Provenance::default(),
     }
 }
 

@@ -1,11 +1,11 @@
 //! The kubelet's Pods API as a source of pods: what its messages prove, and what their absence does not.
 
 use crate::kubelet_bench::{GPU, Node, Recipe, SOON};
-use berth_kernel::allocation::EndReason;
-use berth_kernel::command::Command;
-use berth_kernel::ledger::Ledger;
-use berth_kernel::pods::{PODS_MAX, PodsSource, PodsView, Stage};
-use berth_kernel::time::Timing;
+use berth_kernel::evidence::pods::{PODS_MAX, PodsSource, PodsView, Stage};
+use berth_kernel::grants::allocation::EndReason;
+use berth_kernel::ids::time::Timing;
+use berth_kernel::node::command::Command;
+use berth_kernel::node::ledger::Ledger;
 use berth_kubelet::Waits;
 use kubelet_standin::{Kubelet, PodSpec, Rpc, Sources, TinyPlugin};
 use std::collections::{BTreeMap, VecDeque};
@@ -30,7 +30,7 @@ fn waits() -> Waits {
 /// A kubelet with the API, on which two rounds alone end nothing within an hour.
 fn slow() -> Recipe {
     let timing = Timing {
-        rounds_apart_ms: HOUR_MS,
+        passes_apart_ms: HOUR_MS,
         kubelet_settle_ms: HOUR_MS,
         reply_settle_ms: HOUR_MS,
         ..Recipe::default().timing

@@ -2,16 +2,16 @@
 //! denials that withdraw a resource for a while.
 
 use crate::kubelet_allocation::refused;
-use crate::kubelet_bench::{GPU, Node, Recipe, SHARED, SOON, gpu};
+use crate::kubelet_bench::{GPU, Node, Recipe, SHARED, SOON, gpu, gpu_id};
 use berth_admin::{NodeFacts, Server, Step};
 use berth_core::ActivateError;
 use berth_http::{Running, Settings};
-use berth_kernel::command::Command;
-use berth_kernel::gpu::Reading;
-use berth_kernel::health::HealthState;
-use berth_kernel::names::Resource;
-use berth_kernel::pods::{Pod, PodContainer, PodsSource, PodsView, Stage};
-use berth_kernel::policy::FaultKind;
+use berth_kernel::evidence::pods::{Pod, PodContainer, PodsSource, PodsView, Stage};
+use berth_kernel::hardware::gpu::Reading;
+use berth_kernel::hardware::health::HealthState;
+use berth_kernel::ids::names::Resource;
+use berth_kernel::node::command::Command;
+use berth_kernel::policy::hooks::FaultKind;
 use kubelet_standin::{PodSpec, Rpc};
 use serde_json::Value;
 use std::collections::VecDeque;
@@ -263,7 +263,7 @@ async fn without_the_policy_that_judged_them_unhealthy_the_gpus_are_judged_again
     node.activate("whole").await;
     node.allocatable(GPU, 3).await;
     assert_eq!(api.gpus_check(), (true, String::new()));
-    let health = &node.kernel.snapshot().gpus[&gpu(3)].health;
+    let health = &node.kernel.snapshot().gpus[&gpu_id(3)].health;
     assert_eq!((health.state, health.reason.as_str()), (HealthState::Unhealthy, "XID 48: it failed"));
     node.assert_harmless();
 }

@@ -1,9 +1,9 @@
 //! Reconcile passes: what ends an allocation, and above all what does not.
 
-use crate::kubelet_bench::{GPU, Node, Recipe, SHARED, SOON, cordon, gpu};
-use berth_kernel::allocation::EndReason;
-use berth_kernel::command::Command;
-use berth_kernel::drain::Owners;
+use crate::kubelet_bench::{GPU, Node, Recipe, SHARED, SOON, cordon, gpu_id};
+use berth_kernel::drain::marks::Owners;
+use berth_kernel::grants::allocation::EndReason;
+use berth_kernel::node::command::Command;
 use berth_kubelet::{AdoptError, ReconcileTiming};
 use kubelet_standin::{CheckpointMode, PodSpec, Rpc, Sources, TinyPlugin};
 use std::os::unix::fs::MetadataExt;
@@ -73,9 +73,9 @@ async fn while_nothing_is_allocated_list_is_called_rarely() {
     wait_until_called("nothing is allocated", false).await;
     // Without a new checkpoint, as on a full disk, only the ledger changes.
     node.kubelet.set_faults(|f| f.checkpoint = CheckpointMode::Frozen);
-    node.kernel.execute(cordon(gpu(0), "")).await.unwrap();
+    node.kernel.execute(cordon(gpu_id(0), "")).await.unwrap();
     wait_until_called("a GPU is cordoned", true).await;
-    node.kernel.execute(Command::Uncordon { gpu: gpu(0), owners: Owners::All }).await.unwrap();
+    node.kernel.execute(Command::Uncordon { gpu: gpu_id(0), owners: Owners::All }).await.unwrap();
     wait_until_called("it is no longer cordoned", false).await;
     node.kubelet.set_faults(|f| f.checkpoint = CheckpointMode::Normal);
     let spec = pod("p").container("main", &[(GPU, 1)]);
@@ -253,7 +253,7 @@ async fn a_kubelet_that_lost_its_checkpoint_does_not_cost_every_pod_its_gpu() {
     let waiting = Sources::Waiting { known: Vec::new() };
     node.kubelet.start_with(waiting).await.unwrap();
     node.allocatable(GPU, 4).await;
-    node.wait("the hold", |l| l.hold.is_some()).await;
+    node.wait("the hold", |l| l.ends_withheld.is_some()).await;
     assert_eq!(node.live().len(), 2);
 }
 

@@ -1,6 +1,6 @@
 //! Registration, its traps, and the device list.
 
-use crate::kubelet_bench::{GPU, Node, Recipe, SHARED, SOON, cordon, gpu, resource};
+use crate::kubelet_bench::{GPU, Node, Recipe, SHARED, SOON, cordon, gpu_id, resource};
 use berth_kubelet::{ReconcileTiming, Registration, Waits};
 use kubelet_standin::{HEALTHY, Kubelet, PodSpec, Rpc, Sources, TinyPlugin, UNHEALTHY};
 use sha2::{Digest as _, Sha256};
@@ -551,7 +551,7 @@ async fn unhealthy_and_cordoned_gpus_are_listed_as_such() {
     node.look(&[2]).await;
     node.kubelet.wait_allocatable(GPU, 3, SOON).await.unwrap();
     assert_eq!(node.kubelet.listed(GPU)["GPU-2"], UNHEALTHY);
-    node.kernel.execute(cordon(gpu(0), "")).await.unwrap();
+    node.kernel.execute(cordon(gpu_id(0), "")).await.unwrap();
     node.kubelet.wait_allocatable(GPU, 2, SOON).await.unwrap();
     assert_eq!(node.kubelet.listed(GPU)["GPU-0"], UNHEALTHY);
     assert_eq!(node.kubelet.listed(GPU)["GPU-1"], HEALTHY);

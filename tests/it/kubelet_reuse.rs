@@ -3,11 +3,11 @@
 
 use crate::kubelet_allocation::{allocate, dial_whole, refused};
 use crate::kubelet_bench::{GPU, Node, Recipe, SOON, cordon};
-use berth_kernel::command::Command;
-use berth_kernel::contested::contested;
-use berth_kernel::drain::{Author, Order};
-use berth_kernel::ledger::Ledger;
-use berth_kernel::names::PartId;
+use berth_kernel::drain::marks::{Author, Order};
+use berth_kernel::grants::contested::contested;
+use berth_kernel::ids::names::GpuId;
+use berth_kernel::node::command::Command;
+use berth_kernel::node::ledger::Ledger;
 use berth_kubelet::{ReconcileTiming, Waits};
 use kubelet_standin::PodSpec;
 use std::collections::BTreeSet;
@@ -17,7 +17,7 @@ fn pod(name: &str) -> PodSpec {
 }
 
 /// Runs a pod and returns its UID and its GPU.
-async fn run(node: &Node, spec: PodSpec) -> (String, PartId) {
+async fn run(node: &Node, spec: PodSpec) -> (String, GpuId) {
     let uid = spec.uid.clone();
     node.kubelet.admit(spec).await.unwrap();
     node.kubelet.run(&uid).await.unwrap();
@@ -27,10 +27,10 @@ async fn run(node: &Node, spec: PodSpec) -> (String, PartId) {
 }
 
 /// The GPU that the pod with this UID and a known name holds.
-fn holder(ledger: &Ledger, uid: &str) -> Option<PartId> {
+fn holder(ledger: &Ledger, uid: &str) -> Option<GpuId> {
     let mut live = ledger.live.values();
     let of_pod = live.find(|a| a.holder.pod_uid.as_deref() == Some(uid) && a.holder.pod.is_some())?;
-    Some(of_pod.devices[0].part.clone())
+    Some(ledger.gpu_id_of(&of_pod.devices[0].part))
 }
 
 async fn node_of(gpus: u32) -> Node {
@@ -113,7 +113,7 @@ async fn a_pod_with_an_init_container_is_admitted_although_its_gpu_is_cordoned_m
     let init = PodSpec::new("default", "p").init("fetch", &[(GPU, 1)]);
     let uid = init.uid.clone();
     node.kubelet.admit(init).await.unwrap();
-    let gpu = node.live()[0].devices[0].part.clone();
+    let gpu = GpuId::of_whole(&node.live()[0].devices[0].part);
     node.kernel.execute(cordon(gpu, "")).await.unwrap();
     let mut client = dial_whole(&node).await;
     client.allocate(allocate(&["GPU-0"])).await.expect("the pod's next container uses the device again");

@@ -5,8 +5,8 @@ use crate::client::agent;
 use crate::daemon::{House, SHARED, SOON, Serving, WHOLE};
 use crate::kubelet_bench::{GPU, Node, Recipe};
 use crate::wait::until;
-use berth_kernel::allocation::{Allocation, EndReason};
-use berth_kernel::ledger::Ledger;
+use berth_kernel::grants::allocation::{Allocation, EndReason};
+use berth_kernel::node::ledger::Ledger;
 use berth_kubelet::checkpoint::{self, CheckpointError};
 use kubelet_standin::{CheckpointMode, PodSpec, Sources};
 use serde_json::Value;
@@ -240,7 +240,7 @@ async fn a_wrong_checksum_matters_only_after_the_kubelet_starts_without_its_stat
     // The kubelet, though, throws the file away and knows of no device; its pods run on.
     node.kubelet.restart_with(Sources::Waiting { known: Vec::new() }).await.unwrap();
     node.allocatable(GPU, 4).await;
-    node.wait("the hold", |l| l.hold.is_some()).await;
+    node.wait("the hold", |l| l.ends_withheld.is_some()).await;
     assert_eq!(holder_uids(&node.live()), uids.iter().map(String::as_str).collect());
     // It believes every GPU to be free; a pod that it sends to one that is in use requests another resource
     // and is refused, or requests the same resource and is granted beside the running one (I7).
@@ -289,15 +289,17 @@ async fn missing_evidence_is_reported_with_its_age_cause_and_number_of_allocatio
         of_known_pods(&node, 1).await;
         node.kubelet.set_faults(|f| f.checkpoint = mode);
         node.round().await;
-        assert_eq!(node.kernel.snapshot().stuck, None, "it may come in time");
+        assert_eq!(node.kernel.snapshot().blocked_ends, None, "it may come in time");
         let noticed_ms = node.kernel.now().wall_ms;
-        let of_cause = |l: &Ledger| l.stuck.as_ref().is_some_and(|stuck| stuck.cause.contains(cause));
+        let of_cause = |l: &Ledger| {
+            l.blocked_ends.as_ref().is_some_and(|blocked_ends| blocked_ends.cause.contains(cause))
+        };
         node.rounds_until(cause, HOUR_MS, of_cause).await;
-        let stuck = node.kernel.snapshot().stuck.clone().unwrap();
-        assert_eq!(stuck.allocations, 1);
-        assert!(stuck.since_wall_ms <= noticed_ms, "since it was first noticed");
+        let blocked_ends = node.kernel.snapshot().blocked_ends.clone().unwrap();
+        assert_eq!(blocked_ends.allocations, 1);
+        assert!(blocked_ends.since_wall_ms <= noticed_ms, "since it was first noticed");
         node.kubelet.set_faults(|f| f.checkpoint = CheckpointMode::Normal);
-        node.rounds_until("the end of the report", 0, |l| l.stuck.is_none()).await;
+        node.rounds_until("the end of the report", 0, |l| l.blocked_ends.is_none()).await;
         node.kubelet.delete(&uid);
         node.wait("the end after all", |l| l.live.is_empty()).await;
     }

@@ -1,12 +1,13 @@
 //! Traps of the kubelet: GPUs that vanish, pods that are admitted again, unreported releases, a pod resources API
 //! that refuses.
 
-use crate::kubelet_bench::{GPU, Node, Recipe, SHARED, SOON, cordon, gpu};
+use crate::kubelet_bench::{GPU, Node, Recipe, SHARED, SOON, cordon, gpu_id};
 use berth_core::keeper::CommandError;
-use berth_kernel::allocation::EndReason;
-use berth_kernel::command::Command;
-use berth_kernel::refusal::Refusal;
-use berth_kernel::time::Timing;
+use berth_kernel::grants::allocation::EndReason;
+use berth_kernel::ids::names::GpuId;
+use berth_kernel::ids::time::Timing;
+use berth_kernel::node::command::Command;
+use berth_kernel::node::refusal::Refusal;
 use berth_kubelet::ReconcileTiming;
 use kubelet_standin::{HEALTHY, Kubelet, Phase, PodSpec, Rpc, UNHEALTHY};
 use std::time::Duration;
@@ -80,9 +81,9 @@ async fn the_ids_of_a_vanished_gpu_leave_the_list_only_by_forget() {
     node.kubelet.wait_capacity(SHARED, 2, SOON).await.unwrap();
     assert_eq!(node.kubelet.capacity(GPU), Some(4));
     assert_eq!(node.kubelet.listed(GPU)["GPU-3"], UNHEALTHY);
-    node.kernel.execute(Command::Forget { gpu: gpu(3) }).await.unwrap();
+    node.kernel.execute(Command::Forget { gpu: gpu_id(3) }).await.unwrap();
     node.kubelet.wait_capacity(GPU, 3, SOON).await.unwrap();
-    let refused = node.kernel.execute(Command::Forget { gpu: gpu(2) }).await.unwrap_err();
+    let refused = node.kernel.execute(Command::Forget { gpu: gpu_id(2) }).await.unwrap_err();
     assert!(matches!(refused, CommandError::Refused(Refusal::StillThere { .. })), "{refused}");
     node.assert_harmless();
 }
@@ -99,7 +100,7 @@ async fn a_pending_pod_is_admitted_again_after_a_kubelet_restart() {
     let before = node.live();
     let held = node.kubelet.held(&uid, "main", GPU);
     // A cordon takes nothing from who holds it: an Unhealthy device would fail the pod.
-    node.kernel.execute(cordon(before[0].devices[0].part.clone(), "")).await.unwrap();
+    node.kernel.execute(cordon(GpuId::of_whole(&before[0].devices[0].part), "")).await.unwrap();
     node.kubelet.restart().await.unwrap();
     node.allocatable(GPU, 4).await;
     let answers = node.kubelet.readmit().await;
@@ -177,7 +178,7 @@ async fn i7_a_new_pod_is_granted_devices_whose_release_was_missed() {
 /// Report: https://github.com/kubernetes/kubernetes/issues/141471
 #[tokio::test]
 async fn a_force_deleted_pods_allocation_ends_after_two_separate_passes() {
-    let timing = Timing { rounds_apart_ms: HOUR_MS, ..Recipe::default().timing };
+    let timing = Timing { passes_apart_ms: HOUR_MS, ..Recipe::default().timing };
     let node = Recipe { timing, rounds: rounds_by_hand(), ..Recipe::default() }.node().await;
     node.allocatable(GPU, 4).await;
     let uid = run(&node, "p", 1).await;

@@ -11,11 +11,11 @@ use berth_cluster::node_labels::{Facts, Labels, labels};
 use berth_core::keeper::Keeper;
 use berth_core::stack::Baseline;
 use berth_gpus::sim::{Machine, SimGpus};
-use berth_kernel::health::XidRules;
-use berth_kernel::mig::MigStrategy;
-use berth_kernel::names::Resource;
-use berth_kernel::ports::Gpus as _;
-use berth_kernel::rules::Rules;
+use berth_kernel::hardware::mig::MigStrategy;
+use berth_kernel::hardware::triage::XidRules;
+use berth_kernel::ids::names::Resource;
+use berth_kernel::node::ports::Gpus as _;
+use berth_kernel::node::rules::Rules;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -109,7 +109,7 @@ fn whole_gpus_are_labelled_as_feature_discovery_does() {
         assert!(!labels.contains_key("nvidia.com/mig.strategy"), "{machine}");
     }
     assert!(
-        labels(&berth_kernel::ledger::Ledger::default(), &Facts::default()).is_empty(),
+        labels(&berth_kernel::node::ledger::Ledger::default(), &Facts::default()).is_empty(),
         "no GPU, no label"
     );
 }

@@ -6,9 +6,9 @@ use crate::admin_fakes::module;
 use crate::wait::{SOON, until, until_some};
 use berth_core::counters::{LivenessLimits, RegistrationState};
 use berth_core::{GpuWatch, InventoryScanner};
-use berth_kernel::gpu::{Inventory, Reading};
-use berth_kernel::ports::{Gpus, GpusError, Processes};
-use berth_kernel::process::{ProcessIdentity, ProcessVisibility};
+use berth_kernel::hardware::gpu::{Inventory, Reading};
+use berth_kernel::hardware::process::{ProcessIdentity, ProcessVisibility};
+use berth_kernel::node::ports::{Gpus, GpusError, Processes};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
@@ -132,7 +132,7 @@ impl Gpus for HangingGpus {
 pub(crate) struct NoOwners;
 
 impl Processes for NoOwners {
-    fn sight(&self) -> ProcessVisibility {
+    fn process_visibility(&self) -> ProcessVisibility {
         ProcessVisibility::default()
     }
 

@@ -3,7 +3,7 @@
 use crate::cli::{berth, ran};
 use crate::daemon::{House, SOON, WHOLE};
 use crate::mig::Rig;
-use berth_kernel::health::HealthState;
+use berth_kernel::hardware::health::HealthState;
 use fake_nvml::State;
 use serde_json::Value;
 use std::fs::write;

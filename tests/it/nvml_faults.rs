@@ -2,9 +2,9 @@
 
 use crate::wait::SOON;
 use berth_gpus::nvml::{NvmlGpus, NvmlOptions};
-use berth_kernel::gpu::{Inventory, Load, Part, ROWS, ROWS_FAILED, ROWS_PENDING, Reading};
-use berth_kernel::ports::Gpus;
-use berth_kernel::process::PROCESSES_PER_GPU_MAX;
+use berth_kernel::hardware::gpu::{Inventory, Load, Part, ROWS, ROWS_FAILED, ROWS_PENDING, Reading};
+use berth_kernel::hardware::process::PROCESSES_PER_GPU_MAX;
+use berth_kernel::node::ports::Gpus;
 use fake_nvml::{Code, Event, EventKind, Fault, Installed, Process, RecoveryAction, State};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -101,7 +101,7 @@ fn a_call_that_hangs_on_one_gpu_costs_that_gpu_its_health() {
     let bench = Bench::with_deadline(&State::h100(4), DEADLINE);
     let has_loads = |inventory: &Inventory| inventory.loads.len() == 4;
     let before = without_loads(&bench.look_until("scanned with its loads", has_loads));
-    let hung = before.parts[1].id.clone();
+    let hung = before.parts[1].gpu.clone();
     bench.change(|state| {
         let fault = Fault::hang("nvmlDeviceGetMemoryInfo*").of_gpu(hung.as_str());
         state.faults.push(fault);
@@ -169,7 +169,7 @@ fn hanging_gpus_cost_two_deadlines_in_total() {
 #[test]
 fn an_error_on_one_gpu_is_reported_as_text() {
     let bench = Bench::new(&State::h100(2));
-    let id = bench.look().parts[0].id.clone();
+    let id = bench.look().parts[0].gpu.clone();
     for (code, says) in [
         (Code::Unknown, "nvmlDeviceGetUUID"),
         (Code::ResetRequired, "needs a reset"),
@@ -296,7 +296,7 @@ fn without_the_right_to_see_a_gpu_in_mig_mode_its_instances_are_read_by_themselv
     );
     // NVML lists the GPU's processes to others only; those of its instances make up for it.
     let seen: Vec<_> =
-        inventory.processes[&gpu.id].iter().map(|one| (one.pid, one.part.to_string())).collect();
+        inventory.processes[&gpu.gpu].iter().map(|one| (one.pid, one.part.to_string())).collect();
     assert_eq!(seen, [(42, uuids[0].clone()), (43, uuids[1].clone())]);
     // The memory can be read again once MIG is off.
     bench.change(|state| {
@@ -409,8 +409,11 @@ fn processes_of_a_gpu_are_listed_up_to_a_limit_and_it_stays_healthy() {
         let bench = Bench::new(&state);
         let inventory = bench.look();
         assert!(inventory.scan_errors.is_empty(), "{:?}", inventory.scan_errors);
-        let id = &inventory.parts[0].id;
-        assert_eq!((inventory.usage[id].processes, inventory.processes[id].len()), (running, reported));
+        let gpu = &inventory.parts[0].gpu;
+        assert_eq!(
+            (inventory.usage[gpu.as_part()].processes, inventory.processes[gpu].len()),
+            (running, reported)
+        );
     }
     // More than are ever read: not visible, which is not an error.
     let mut state = State::h100(1);
@@ -424,7 +427,7 @@ fn memory_that_nvml_does_not_report_is_not_zero() {
     let mut state = State::h100(1);
     state.gpus[0].processes.push(Process { memory_hidden: true, ..Process::new(7, 5) });
     let inventory = Bench::new(&state).look();
-    let process = &inventory.processes[&inventory.parts[0].id][0];
+    let process = &inventory.processes[&inventory.parts[0].gpu][0];
     assert_eq!((process.pid, process.memory_mib), (7, None));
 }
 
@@ -436,7 +439,7 @@ fn processes_of_a_gpu_that_does_not_answer_are_not_reported() {
     assert_eq!(bench.look().processes.len(), 2);
     bench.change(|state| state.gpus[0].lost = true);
     let inventory = bench.look();
-    assert_eq!(inventory.processes.keys().collect::<Vec<_>>(), [&inventory.parts[1].id]);
+    assert_eq!(inventory.processes.keys().collect::<Vec<_>>(), [&inventory.parts[1].gpu]);
 }
 
 #[test]
@@ -751,14 +754,14 @@ fn the_load_is_read_where_the_gpu_reports_it_and_its_failures_make_no_gpu_unheal
     let bench = Bench::new(&state);
     // A busy machine may be too slow for the loads of one scan, or for all values of one load.
     let are_complete = |inventory: &Inventory| {
-        let load = |at: usize| inventory.loads.get(&inventory.parts[at].id);
+        let load = |at: usize| inventory.loads.get(&inventory.parts[at].gpu);
         inventory.loads.len() == 3
             && load(0).is_some_and(|load| load.processes_percent.is_some())
             && load(1).is_some_and(|load| load.temperature_celsius.is_some())
     };
     let inventory = bench.look_until("scanned with its loads", are_complete);
     assert!(inventory.scan_errors.is_empty(), "{:?}", inventory.scan_errors);
-    let load = |inventory: &Inventory, at: usize| inventory.loads[&inventory.parts[at].id].clone();
+    let load = |inventory: &Inventory, at: usize| inventory.loads[&inventory.parts[at].gpu].clone();
     let full = load(&inventory, 0);
     assert_eq!(
         (full.utilization_percent, full.temperature_celsius, full.power_watts),
@@ -788,7 +791,7 @@ fn a_load_that_is_slow_to_read_leaves_out_the_loads_after_it_and_no_facts() {
         let inventory = bench.look();
         // A GPU that is being registered for events at that moment has no load, and a busy machine may be too
         // slow for the facts.
-        let is_read = inventory.usage.len() == 3 && inventory.loads.keys().eq([&inventory.parts[0].id]);
+        let is_read = inventory.usage.len() == 3 && inventory.loads.keys().eq([&inventory.parts[0].gpu]);
         if is_read || began.elapsed() > SOON {
             break (bench, inventory);
         }
@@ -796,7 +799,7 @@ fn a_load_that_is_slow_to_read_leaves_out_the_loads_after_it_and_no_facts() {
     };
     assert_eq!((inventory.parts.len(), inventory.usage.len(), inventory.scan_errors.len()), (3, 3, 0));
     let known: Vec<_> = inventory.loads.keys().collect();
-    assert_eq!(known, [&inventory.parts[0].id]);
+    assert_eq!(known, [&inventory.parts[0].gpu]);
     bench.change(|state| state.faults.clear());
     let all = bench.look_until("read again", |inventory| inventory.loads.len() == 3);
     assert!(all.scan_errors.is_empty());

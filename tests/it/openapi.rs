@@ -2,7 +2,7 @@
 
 use berth_api::Operation;
 use berth_gpus::sim::SimGpus;
-use berth_kernel::ports::Gpus;
+use berth_kernel::node::ports::Gpus;
 use serde_json::Value;
 use std::collections::BTreeSet;
 

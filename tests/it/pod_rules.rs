@@ -2,9 +2,9 @@
 
 use crate::daemon::{BRISK, House, SHARED, SOON, Serving};
 use crate::policies_guests::{guest, policies};
-use berth_kernel::pod_candidates::SHIPPED_WITH_RULES_ABOUT_PODS;
-use berth_kernel::ports::PolicyFiles as _;
-use berth_kernel::time::Now;
+use berth_kernel::grants::pod_candidates::SHIPPED_WITH_RULES_ABOUT_PODS;
+use berth_kernel::ids::time::Now;
+use berth_kernel::node::ports::PolicyFiles as _;
 use kubelet_standin::{Kubelet, Options};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};

@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use berth_kernel::policy::PolicyVersion;
-use berth_kernel::ports::{InstallError, PolicyFiles as _};
-use berth_kernel::time::Now;
+use berth_kernel::ids::time::Now;
+use berth_kernel::node::ports::{InstallError, PolicyFiles as _};
+use berth_kernel::policy::version::PolicyVersion;
 use berth_wasm::{CompileLimits, Settings, WasmPolicies};
 
 pub(crate) use harness::hostile::table::guests::{bomb, component, guest, module};

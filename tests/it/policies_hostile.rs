@@ -3,8 +3,9 @@
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use berth_kernel::policy::{AdmitRequest, Answer, FaultKind, PolicyVersion, Question};
-use berth_kernel::ports::{PolicyFiles as _, PolicyRuntime as _};
+use berth_kernel::node::ports::{PolicyFiles as _, PolicyRuntime as _};
+use berth_kernel::policy::hooks::{AdmitRequest, Answer, FaultKind, Question};
+use berth_kernel::policy::version::PolicyVersion;
 
 use crate::policies_guests::{NOW, guest, installed, policies, refused};
 use crate::policies_install::room;
@@ -42,7 +43,7 @@ fn fault_of(name: &str, hook: Hook) -> (FaultKind, String) {
     (fault.kind, fault.detail)
 }
 
-fn ask(version: &PolicyVersion, hook: Hook) -> Result<Option<Answer>, berth_kernel::policy::Fault> {
+fn ask(version: &PolicyVersion, hook: Hook) -> Result<Option<Answer>, berth_kernel::policy::hooks::Fault> {
     let node = node();
     let place = node.place(SHARED, 1);
     let admit = AdmitRequest { resource: resource(SHARED), devices: vec![place.available[0].clone()] };
@@ -157,7 +158,7 @@ fn a_device_of_another_resource_is_a_fault_and_one_not_available_is_the_kernels_
     let node = Node::new().gpus(1).offer(
         0,
         &[
-            (crate::policies_node::WHOLE, 1, berth_kernel::offer::Consumes::Whole),
+            (crate::policies_node::WHOLE, 1, berth_kernel::sharing::offer::Consumes::Whole),
             (SHARED, 4, crate::policies_node::share(4)),
         ],
     );
@@ -184,7 +185,7 @@ fn a_call_that_cannot_be_made_is_not_a_fault_of_the_policy() {
     let fault = policies().call(node.call(&version, "{}", Question::Place(&place))).answer.unwrap_err();
     assert_eq!(fault.kind, FaultKind::Missing, "{fault}");
     let mut stranger = version;
-    stranger.digest = berth_kernel::names::Digest::parse(&"0".repeat(64)).unwrap();
+    stranger.digest = berth_kernel::ids::names::Digest::parse(&"0".repeat(64)).unwrap();
     let fault = policies().call(node.call(&stranger, "{}", Question::Offer)).answer.unwrap_err();
     assert_eq!(fault.kind, FaultKind::Missing, "{fault}");
     assert!(!fault.kind.is_policy_fault());

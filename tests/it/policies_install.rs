@@ -6,8 +6,9 @@ use crate::wait::SOON;
 use std::os::fd::AsRawFd as _;
 use std::time::{Duration, Instant};
 
-use berth_kernel::policy::{FaultKind, Hook, PolicyVersion, Question};
-use berth_kernel::ports::{InstallError, PolicyFiles as _, PolicyRuntime as _};
+use berth_kernel::node::ports::{InstallError, PolicyFiles as _, PolicyRuntime as _};
+use berth_kernel::policy::hooks::{FaultKind, Hook, Question};
+use berth_kernel::policy::version::PolicyVersion;
 use berth_wasm::limits::MODULE_BYTES_MAX;
 use berth_wasm::{CompileLimits, Settings, WasmPolicies};
 

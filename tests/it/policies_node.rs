@@ -5,17 +5,18 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use berth_kernel::allocation::{Allocation, Decision, Holder};
-use berth_kernel::change::{Change, Entry};
-use berth_kernel::gpu::{Link, Links, Mig, Part, Path, Usage};
-use berth_kernel::ledger::Ledger;
-use berth_kernel::names::{AllocationId, DeviceId, PartId, Resource};
-use berth_kernel::offer::{Consumes, OfferLine};
-use berth_kernel::part_state::{Device, DeviceState};
-use berth_kernel::pci::PciBusId;
-use berth_kernel::policy::{PlaceRequest, PolicyVersion, Question};
-use berth_kernel::policy_call::Call;
-use berth_kernel::time::Now;
+use berth_kernel::grants::allocation::{Allocation, Decision, Holder};
+use berth_kernel::hardware::gpu::{Link, Links, Mig, Part, Path, Usage};
+use berth_kernel::ids::names::{AllocationId, DeviceId, GpuId, PartId, Resource};
+use berth_kernel::ids::pci::PciBusId;
+use berth_kernel::ids::time::Now;
+use berth_kernel::node::change::{Change, Entry};
+use berth_kernel::node::ledger::Ledger;
+use berth_kernel::node::ports::Call;
+use berth_kernel::policy::hooks::{PlaceRequest, Question};
+use berth_kernel::policy::version::PolicyVersion;
+use berth_kernel::sharing::offer::{Consumes, OfferLine};
+use berth_kernel::sharing::part_state::{Device, DeviceState};
 
 use crate::policies_guests::NOW;
 
@@ -66,7 +67,7 @@ impl Node {
             usage.insert(gpu_id(index), Usage::default());
             for other in 0..index {
                 let link = Link { path: Path::SameNuma, nvlinks: 18 };
-                links.set(&gpu_id(index), &gpu_id(other), link);
+                links.set(&GpuId::of_whole(&gpu_id(index)), &GpuId::of_whole(&gpu_id(other)), link);
             }
         }
         self.apply(Change::InventoryScanned {
@@ -82,7 +83,7 @@ impl Node {
         let mut links = Links::default();
         for a in 0..count {
             for b in 0..a {
-                links.set(&gpu_id(a), &gpu_id(b), link(a, b));
+                links.set(&GpuId::of_whole(&gpu_id(a)), &GpuId::of_whole(&gpu_id(b)), link(a, b));
             }
         }
         let usage = self.0.usage.clone();
@@ -95,7 +96,7 @@ impl Node {
         let whole = gpu(index);
         let instance = Part {
             id: PartId::parse(&format!("MIG-{index:08x}")).unwrap(),
-            parent: Some(whole.id.clone()),
+            gpu: whole.gpu.clone(),
             memory_mib: 9_728,
             mig: Some(Mig { profile: "1g.10gb+me".into(), gpu_instance: 7, compute_instance: 0 }),
             ..whole.clone()
@@ -200,8 +201,8 @@ pub(crate) fn shared_node(gpus: u32, count: u32) -> Node {
 
 fn gpu(index: u32) -> Part {
     Part {
+        gpu: GpuId::of_whole(&gpu_id(index)),
         id: gpu_id(index),
-        parent: None,
         vendor: "nvidia".into(),
         model: "NVIDIA H100 80GB HBM3".into(),
         gpu_index: index,

@@ -5,8 +5,8 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use berth_kernel::policy::PolicyVersion;
-use berth_kernel::ports::PolicyFiles as _;
+use berth_kernel::node::ports::PolicyFiles as _;
+use berth_kernel::policy::version::PolicyVersion;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 

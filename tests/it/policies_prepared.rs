@@ -10,7 +10,7 @@ use crate::port::Port;
 use crate::wait::{until, until_some};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
-use berth_kernel::ports::PolicyFiles as _;
+use berth_kernel::node::ports::PolicyFiles as _;
 use futures_util::TryFutureExt;
 use kubelet_standin::{Kubelet, PodSpec, Rpc};
 use serde_json::{Value, json};

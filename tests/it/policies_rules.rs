@@ -5,13 +5,14 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use berth_kernel::allocation::{Allocation, Decision, Holder};
-use berth_kernel::change::Change;
-use berth_kernel::gpu::Reading;
-use berth_kernel::names::{AllocationId, DeviceId};
-use berth_kernel::pods::{Pod, PodContainer, PodsSource, PodsView, Stage};
-use berth_kernel::policy::{AdmitRequest, Answer, PolicyVersion, Question};
-use berth_kernel::ports::{CallOutput, PolicyRuntime as _};
+use berth_kernel::evidence::pods::{Pod, PodContainer, PodsSource, PodsView, Stage};
+use berth_kernel::grants::allocation::{Allocation, Decision, Holder};
+use berth_kernel::hardware::gpu::Reading;
+use berth_kernel::ids::names::{AllocationId, DeviceId};
+use berth_kernel::node::change::Change;
+use berth_kernel::node::ports::{CallOutput, PolicyRuntime as _};
+use berth_kernel::policy::hooks::{AdmitRequest, Answer, Question};
+use berth_kernel::policy::version::PolicyVersion;
 use berth_policy_memory::Memory;
 use berth_policy_quota::Quota;
 use berth_policy_sdk::{self as sdk, Policy, entry};

@@ -4,14 +4,15 @@
 
 use std::collections::BTreeMap;
 
-use berth_kernel::change::Change;
-use berth_kernel::drain::Mark;
-use berth_kernel::gpu::Path;
-use berth_kernel::ledger::Ledger;
-use berth_kernel::names::{DeviceId, PartId};
-use berth_kernel::offer::Consumes;
-use berth_kernel::policy::{Answer, FaultKind, Hook, PlaceRequest, PolicyVersion, Question};
-use berth_kernel::ports::{CallOutput, PolicyFiles as _, PolicyRuntime as _};
+use berth_kernel::drain::marks::Mark;
+use berth_kernel::hardware::gpu::Path;
+use berth_kernel::ids::names::{DeviceId, GpuId};
+use berth_kernel::node::change::Change;
+use berth_kernel::node::ledger::Ledger;
+use berth_kernel::node::ports::{CallOutput, PolicyFiles as _, PolicyRuntime as _};
+use berth_kernel::policy::hooks::{Answer, FaultKind, Hook, PlaceRequest, Question};
+use berth_kernel::policy::version::PolicyVersion;
+use berth_kernel::sharing::offer::Consumes;
 use berth_policy_binpack::Binpack;
 use berth_policy_exclusive::Exclusive;
 use berth_policy_mixed::Mixed;
@@ -112,7 +113,7 @@ fn consumes(consumes: Consumes) -> sdk::Consumes {
 
 pub(crate) fn shown(ledger: &Ledger, parameters: &str) -> Shown {
     let mut states: Vec<_> = ledger.parts.values().collect();
-    states.sort_by_key(|state| (state.part.gpu_index, state.part.parent.is_some()));
+    states.sort_by_key(|state| (state.part.gpu_index, !state.part.is_whole_gpu()));
     let names: Vec<String> = ledger.resources().iter().map(ToString::to_string).collect();
     let (mut devices, mut resources) = (Vec::new(), Vec::new());
     let mut shown = Vec::new();
@@ -150,7 +151,7 @@ pub(crate) fn shown(ledger: &Ledger, parameters: &str) -> Shown {
             vendor: "nvidia".into(),
             model: state.part.model.clone(),
             gpu_index: state.part.gpu_index,
-            parent: state.part.parent.clone().map(index),
+            parent: (!state.part.is_whole_gpu()).then(|| index(state.part.gpu.as_part().clone())),
             mig_enabled: state.part.mig_enabled,
             memory_mib: state.part.memory_mib,
             numa_node: state.part.numa_node,
@@ -173,7 +174,7 @@ pub(crate) fn shown(ledger: &Ledger, parameters: &str) -> Shown {
     });
     let node = sdk::Node {
         parts: parts.collect(),
-        links: links(ledger, &|id| index(id.clone())),
+        links: links(ledger, &|id| index(id.as_part().clone())),
         resources: names,
         devices: shown,
         allocations: Vec::new(),
@@ -185,7 +186,7 @@ pub(crate) fn shown(ledger: &Ledger, parameters: &str) -> Shown {
     }
 }
 
-fn links(ledger: &Ledger, index: &dyn Fn(&PartId) -> u32) -> Vec<sdk::Link> {
+fn links(ledger: &Ledger, index: &dyn Fn(&GpuId) -> u32) -> Vec<sdk::Link> {
     let path = |path| match path {
         Path::SameBoard => sdk::Path::SameBoard,
         Path::SingleSwitch => sdk::Path::SingleSwitch,
@@ -297,7 +298,10 @@ pub(crate) fn random_node(gpus: &[Gpu]) -> Node {
                 }
             }
             Gpu::Cordoned => {
-                node.apply(Change::MarksChanged { gpu: id, marks: Mark::cordon("test", "", 0).into() });
+                node.apply(Change::MarksChanged {
+                    gpu: GpuId::of_whole(&id),
+                    marks: Mark::cordon("test", "", 0).into(),
+                });
             }
             Gpu::New | Gpu::Mig | Gpu::Whole { held: false } => {}
         }
@@ -374,7 +378,7 @@ fn the_kernels_own_placement_counts_a_required_share_that_is_held_once() {
     let free = node.place(SHARED, 2);
     let available = free.available.iter().cloned().chain([own.clone()]).collect();
     let request = PlaceRequest { available, required: vec![own.clone()], ..free };
-    let chosen = berth_kernel::placement::baseline(&node.0, &request).devices;
+    let chosen = berth_kernel::sharing::placement::baseline(&node.0, &request).devices;
     assert!(chosen.contains(&own) && chosen.len() == 2);
     assert!(chosen.iter().all(|id| id.part == gpu_id(1)), "{chosen:?}");
 }

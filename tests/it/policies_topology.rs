@@ -2,10 +2,10 @@
 // Clippy does not see that helpers of tests are tests, too.
 #![allow(clippy::unwrap_used)]
 
-use berth_kernel::gpu::{Link, Path};
-use berth_kernel::offer::Consumes;
-use berth_kernel::policy::{Answer, Question};
-use berth_kernel::ports::{CallOutput, PolicyRuntime as _};
+use berth_kernel::hardware::gpu::{Link, Path};
+use berth_kernel::node::ports::{CallOutput, PolicyRuntime as _};
+use berth_kernel::policy::hooks::{Answer, Question};
+use berth_kernel::sharing::offer::Consumes;
 use berth_policy_sdk::testing::Random;
 
 use crate::policies_guests::{NOW, policies};

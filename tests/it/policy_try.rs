@@ -3,7 +3,7 @@
 use crate::admin_bench::{Bench, GPU, SHARED};
 use crate::admin_fakes::module;
 use crate::daemon::{House, SOON, Serving};
-use berth_kernel::policy::Hook;
+use berth_kernel::policy::hooks::Hook;
 use serde_json::{Value, json};
 use std::sync::atomic::Ordering;
 use std::time::Instant;

@@ -3,8 +3,8 @@
 use crate::files::replace;
 use crate::wait::SOON;
 use berth_gpus::sim::SimGpus;
-use berth_kernel::gpu::Reading;
-use berth_kernel::ports::Gpus;
+use berth_kernel::hardware::gpu::Reading;
+use berth_kernel::node::ports::Gpus;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -39,7 +39,7 @@ fn the_file_is_followed() {
     );
     let after = gpus.scan().expect("a look");
     assert_eq!(after.parts.len(), 6);
-    assert_eq!(after.scan_errors.keys().collect::<Vec<_>>(), [&before.parts[1].id]);
+    assert_eq!(after.scan_errors.keys().collect::<Vec<_>>(), [&before.parts[1].gpu]);
     let usage = &after.usage[&before.parts[2].id];
     assert_eq!((usage.processes, usage.memory_used_mib), (3, Some(99)));
     assert_eq!(next(&gpus).source, "lost");

@@ -1,8 +1,8 @@
 //! `berth state`: export, import and verify, and the errors for a store that is damaged, in use or absent.
 
 use crate::store_contract::{allocation, identity, meta};
-use berth_kernel::ports::Store;
-use berth_kernel::record::{Record, Write};
+use berth_kernel::node::ports::Store;
+use berth_kernel::node::record::{Record, Write};
 use berth_store::SledStore;
 use std::fs;
 use std::io::Write as _;

@@ -1,20 +1,23 @@
 //! The contract of `Store`: one set of checks, run on the store on disk and on the one in memory.
 
-use berth_kernel::allocation::{Allocation, Decision, EndReason, Holder, Limits};
-use berth_kernel::change::{Change, Entry};
-use berth_kernel::drain::{Mark, Marks};
-use berth_kernel::gpu::Part;
-use berth_kernel::ledger::Ledger;
-use berth_kernel::names::{AllocationId, DeviceId, Digest, PartId, Resource};
-use berth_kernel::offer::{Consumes, OfferLine, ShareRange};
-use berth_kernel::part_state::{Device, DeviceState};
-use berth_kernel::pci::PciBusId;
-use berth_kernel::policy::{Hook, PolicyVersion};
-use berth_kernel::ports::{Store, StoreError};
-use berth_kernel::record::{Meta, Record, RecordKey, Write, health_records, health_writes, records, writes};
-use berth_kernel::restore::restore;
-use berth_kernel::stack::{OnFault, Permissions, Stack, StackEntry};
-use berth_kernel::time::Now;
+use berth_kernel::drain::marks::{Mark, Marks};
+use berth_kernel::grants::allocation::{Allocation, Decision, EndReason, Holder, Limits};
+use berth_kernel::hardware::gpu::Part;
+use berth_kernel::ids::names::{AllocationId, DeviceId, Digest, GpuId, PartId, Resource};
+use berth_kernel::ids::pci::PciBusId;
+use berth_kernel::ids::time::Now;
+use berth_kernel::node::change::{Change, Entry};
+use berth_kernel::node::ledger::Ledger;
+use berth_kernel::node::ports::{Store, StoreError};
+use berth_kernel::node::record::{
+    Meta, Record, RecordKey, Write, health_records, health_writes, records, writes,
+};
+use berth_kernel::node::restore::restore;
+use berth_kernel::policy::hooks::Hook;
+use berth_kernel::policy::stack::{OnFault, Permissions, Stack, StackEntry};
+use berth_kernel::policy::version::PolicyVersion;
+use berth_kernel::sharing::offer::{Consumes, OfferLine, ShareRange};
+use berth_kernel::sharing::part_state::{Device, DeviceState};
 use berth_store::{MemoryDisk, MemoryFault, RECORD_BYTES_MAX, SledStore};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -134,7 +137,7 @@ fn records_come_back_in_the_order_of_their_keys(disk: &dyn Disk) {
     let mut store = disk.open().unwrap();
     let id = identity(&store.load().unwrap());
     let drain = |gpu: &str, why: &str| {
-        Record::Marks(PartId::parse(gpu).unwrap(), Mark::cordon("admin", why, 3).into())
+        Record::Marks(GpuId::parse(gpu).unwrap(), Mark::cordon("admin", why, 3).into())
     };
     store.append(&[]).unwrap();
     store
@@ -232,13 +235,13 @@ fn assert_same(read: &Ledger, ledger: &Ledger, now: Now) {
     assert_eq!(read.kubelet_seen_wall_ms, ledger.kubelet_seen_wall_ms);
     for (id, part) in &ledger.parts {
         let back = &read.parts[id];
-        let plain = |part: &berth_kernel::part_state::PartState| {
+        let plain = |part: &berth_kernel::sharing::part_state::PartState| {
             let devices = part.devices.iter();
             let devices = devices.map(|(k, d)| (k.clone(), d.consumes, d.holders.clone()));
             (part.part.clone(), part.lines.clone(), devices.collect::<Vec<_>>())
         };
         assert_eq!(plain(back), plain(part));
-        let gpu = part.part.gpu();
+        let gpu = &part.part.gpu;
         assert_eq!(read.gpus[gpu].marks, ledger.gpus[gpu].marks);
     }
 }
@@ -331,7 +334,7 @@ fn history(store: u32) -> Vec<Entry> {
         vec![grant(0, &[0, 1])],
         vec![grant(1, &[2])],
         vec![Change::HolderLearned { id: id(0), holder: learned }, Change::KubeletSeen(123)],
-        vec![Change::MarksChanged { gpu: gpu.clone(), marks: mark.into() }],
+        vec![Change::MarksChanged { gpu: GpuId::of_whole(&gpu), marks: mark.into() }],
         // The same devices again: the older one becomes overlapped.
         vec![grant(2, &[0, 1])],
         vec![Change::Ended { id: id(1), reason: EndReason::Released }],
@@ -339,7 +342,7 @@ fn history(store: u32) -> Vec<Entry> {
         vec![Change::StackActivated(stack(2, 1))],
         vec![grant(3, &[3])],
         vec![Change::Ended { id: id(3), reason: EndReason::NeverStarted }, Change::Pruned(id(1))],
-        vec![Change::MarksChanged { gpu: gpu.clone(), marks: Marks::default() }],
+        vec![Change::MarksChanged { gpu: GpuId::of_whole(&gpu), marks: Marks::default() }],
         vec![Change::PartFound(Part { model: whole.to_string(), ..part(&gpu) })],
     ];
     let at = Now { wall_ms: 50, mono_ms: 5 };
@@ -348,8 +351,8 @@ fn history(store: u32) -> Vec<Entry> {
 
 fn part(id: &PartId) -> Part {
     Part {
+        gpu: GpuId::of_whole(&id.clone()),
         id: id.clone(),
-        parent: None,
         vendor: "nvidia".into(),
         model: "NVIDIA H100 80GB HBM3".into(),
         gpu_index: 0,
@@ -379,7 +382,7 @@ fn policy() -> PolicyVersion {
         bytes: 3,
         shipped: true,
         since_wall_ms: 4,
-        origin: berth_kernel::trust::Origin::default(),
+        origin: berth_kernel::policy::version::Provenance::default(),
     }
 }
 

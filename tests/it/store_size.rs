@@ -2,16 +2,18 @@
 
 use crate::kubelet_fakes::SkipClock;
 use berth_core::keeper::Keeper;
-use berth_kernel::change::Change;
-use berth_kernel::command::{Attempt, Command, StackAnswer};
-use berth_kernel::gpu::{Inventory, Part};
-use berth_kernel::history::{HISTORY_ALLOCATIONS_MAX, HISTORY_BYTES_MAX, HistoryLimit, PRUNED_AT_ONCE};
-use berth_kernel::names::{AllocationId, DeviceId, PartId, Resource};
-use berth_kernel::offer::{Consumes, OfferLine, PartOffer};
-use berth_kernel::pci::PciBusId;
-use berth_kernel::policy::{AdmitRequest, Terms};
-use berth_kernel::ports::Store as _;
-use berth_kernel::rules::Rules;
+use berth_kernel::grants::history::{
+    HISTORY_ALLOCATIONS_MAX, HISTORY_BYTES_MAX, HistoryLimit, PRUNED_AT_ONCE,
+};
+use berth_kernel::hardware::gpu::{Inventory, Part};
+use berth_kernel::ids::names::{AllocationId, DeviceId, GpuId, PartId, Resource};
+use berth_kernel::ids::pci::PciBusId;
+use berth_kernel::node::change::Change;
+use berth_kernel::node::command::{Attempt, Command, StackAnswer};
+use berth_kernel::node::ports::Store as _;
+use berth_kernel::node::rules::Rules;
+use berth_kernel::policy::hooks::{AdmitRequest, Terms};
+use berth_kernel::sharing::offer::{Consumes, OfferLine, PartOffer};
 use berth_store::SledStore;
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -43,8 +45,8 @@ fn share(n: u32) -> DeviceId {
 
 fn part(n: u32) -> Part {
     Part {
+        gpu: GpuId::of_whole(&gpu(n)),
         id: gpu(n),
-        parent: None,
         vendor: "nvidia".into(),
         model: "NVIDIA H100 80GB HBM3".into(),
         gpu_index: n,

@@ -5,8 +5,8 @@ use crate::store_contract::{
     Folder, allocation, an_append_that_failed_is_settled_by_load, identity, meta, written,
 };
 use crate::wait::SOON;
-use berth_kernel::ports::{Store, StoreError};
-use berth_kernel::record::{Record, Write};
+use berth_kernel::node::ports::{Store, StoreError};
+use berth_kernel::node::record::{Record, Write};
 use berth_store::SledStore;
 use disk_faults::{Fault, Faults};
 use std::collections::BTreeMap;

@@ -6,12 +6,11 @@
 //! an operator marks it healthy. Unknown readings are passed on.
 
 mod parameters;
-mod xids;
 
 use berth_policy_sdk::{Description, Hooks, Node, Policy, Reading, Severity, TriageAnswer};
 
+use berth_xids::{self as xids, Class};
 pub use parameters::{Judgement, Override, Parameters};
-use xids::Class;
 
 /// Time after the last report of a fault that every scan reports: many scans, which are a few seconds apart.
 const REPEATED_FAULT_SECONDS: u32 = 60;

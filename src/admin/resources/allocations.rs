@@ -7,13 +7,14 @@ use actix_web::web::{Data, Path, Query};
 use actix_web::{HttpRequest, HttpResponse};
 use berth_api::{Allocation, AllocationList, Kind};
 use berth_http::{Caller, Failure, HandlerResult, etag, query};
-use berth_kernel::attribution::Attributions;
-use berth_kernel::command::Command;
-use berth_kernel::history::EndedAllocation;
-use berth_kernel::ledger::Ledger;
-use berth_kernel::names::{AllocationId, DeviceId, Resource};
-use berth_kernel::refusal::Refusal;
-use berth_kernel::{allocation, running};
+use berth_kernel::evidence::attribution::Attributions;
+use berth_kernel::evidence::running;
+use berth_kernel::grants::allocation;
+use berth_kernel::grants::history::EndedAllocation;
+use berth_kernel::ids::names::{AllocationId, DeviceId, Resource};
+use berth_kernel::node::command::Command;
+use berth_kernel::node::ledger::Ledger;
+use berth_kernel::node::refusal::Refusal;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use std::cell::LazyCell;
@@ -73,7 +74,7 @@ impl Filter {
             |wanted: &Option<String>, given: Option<&str>| wanted.as_deref().is_none_or(|w| Some(w) == given);
         let on_gpu = |gpu: &str| {
             found.devices().iter().any(|d| {
-                let of = ledger.part(&d.part).map_or(&d.part, |p| p.part.gpu());
+                let of = ledger.part(&d.part).map_or(&d.part, |p| p.part.gpu.as_part());
                 of.as_str() == gpu
             })
         };

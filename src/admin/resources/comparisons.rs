@@ -11,10 +11,10 @@ use berth_api::{
     Candidate, Comparison, Difference, Hook, Kind, Operation, Replay, Shadow, ShadowList, parameters, rfc3339,
 };
 use berth_http::{Caller, Failure, HandlerResult, body, etag, query};
-use berth_kernel::ledger::Ledger;
-use berth_kernel::policy::{self, PARAMETERS_BYTES_MAX};
-use berth_kernel::refusal::Refusal;
-use berth_kernel::trust_check::may_activate;
+use berth_kernel::node::ledger::Ledger;
+use berth_kernel::node::refusal::Refusal;
+use berth_kernel::policy::hooks::{self, PARAMETERS_BYTES_MAX};
+use berth_kernel::policy::version_records::may_activate;
 use serde::Deserialize;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -194,8 +194,8 @@ fn difference(difference: &berth_core::lab::Difference) -> Difference {
     }
 }
 
-fn counts(counts: &BTreeMap<policy::Hook, berth_core::lab::Counts>) -> BTreeMap<Hook, Comparison> {
-    let one = |(hook, counts): (&policy::Hook, &berth_core::lab::Counts)| {
+fn counts(counts: &BTreeMap<hooks::Hook, berth_core::lab::Counts>) -> BTreeMap<Hook, Comparison> {
+    let one = |(hook, counts): (&hooks::Hook, &berth_core::lab::Counts)| {
         let berth_core::lab::Counts { same, differs, passes, fails, skipped, without_candidates } = *counts;
         ((*hook).into(), Comparison { same, differs, passes, fails, skipped, without_candidates })
     };

@@ -9,13 +9,13 @@ use actix_web::{HttpRequest, HttpResponse};
 use berth_api::{DecisionRecord, DecisionRecordList, Explanation, Kind, rfc3339};
 use berth_core::Lab;
 use berth_http::{Failure, HandlerResult, etag, query};
-use berth_kernel::allocation::Allocation;
-use berth_kernel::decider::Decider;
-use berth_kernel::decision::{self, CallOutcome, CallRecord, Decision, Filter, Outcome, Requester};
-use berth_kernel::ledger::Ledger;
-use berth_kernel::names::{AllocationId, DeviceId, PartId};
-use berth_kernel::policy::Hook;
-use berth_kernel::refusal::Refusal;
+use berth_kernel::grants::allocation::Allocation;
+use berth_kernel::ids::names::{AllocationId, DeviceId, GpuId};
+use berth_kernel::node::ledger::Ledger;
+use berth_kernel::node::refusal::Refusal;
+use berth_kernel::policy::decider::Decider;
+use berth_kernel::policy::decision::{self, CallOutcome, CallRecord, Decision, Filter, Outcome, Requester};
+use berth_kernel::policy::hooks::Hook;
 use serde::Deserialize;
 use serde_json::json;
 use serde_json::value::RawValue;
@@ -379,14 +379,14 @@ fn name(by: &Decider) -> String {
 
 /// `GPU 0 and GPU 2 (2 devices)`, sorted by index.
 fn gpus(node: &Ledger, devices: &[DeviceId]) -> String {
-    let mut counts = BTreeMap::<(u32, PartId), usize>::new();
+    let mut counts = BTreeMap::<(u32, GpuId), usize>::new();
     for device in devices {
         let part = node.part(&device.part);
         let index = part.map_or(u32::MAX, |p| p.part.gpu_index);
-        let gpu = part.map_or(&device.part, |p| p.part.gpu()).clone();
+        let gpu = node.gpu_id_of(&device.part);
         *counts.entry((index, gpu)).or_default() += 1;
     }
-    let one = |((index, gpu), count): (&(u32, PartId), &usize)| {
+    let one = |((index, gpu), count): (&(u32, GpuId), &usize)| {
         let many = if *count > 1 { format!(" ({count} devices)") } else { String::new() };
         if *index == u32::MAX { format!("{gpu}{many}") } else { format!("GPU {index}{many}") }
     };

@@ -8,13 +8,13 @@ use actix_web::web::{Data, Path, Payload, Query};
 use actix_web::{HttpRequest, HttpResponse};
 use berth_api::{AtDeadline, Cordon, Drain, DrainOrder, DrainPreview, Gpu, HealthState, Kind, MarkHealthy};
 use berth_http::{Caller, Failure, HandlerResult, body, etag};
-use berth_kernel::command::Command;
-use berth_kernel::drain::{self, Author, Marks, Owner, Owners};
-use berth_kernel::evict::{EvictionStatus, holders_if};
-use berth_kernel::eviction::EvictionOutcome;
-use berth_kernel::names::PartId;
-use berth_kernel::refusal::Refusal;
-use berth_kernel::revision::Revision;
+use berth_kernel::drain::eviction::EvictionOutcome;
+use berth_kernel::drain::eviction_plan::{EvictionStatus, holders_if};
+use berth_kernel::drain::marks::{self, Author, Marks, Owner, Owners};
+use berth_kernel::ids::names::GpuId;
+use berth_kernel::node::command::Command;
+use berth_kernel::node::refusal::Refusal;
+use berth_kernel::node::revision::Revision;
 use serde::Deserialize;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
@@ -145,11 +145,11 @@ pub(crate) async fn start(
     }
     let expected = if_match(&state, &request, &gpu)?;
     let now = state.kernel.now().wall_ms;
-    let order = drain::Order {
+    let order = marks::Order {
         evict,
         deadline_wall_ms: deadline_seconds.map(|s| now.saturating_add(u64::from(s) * 1000)),
         at_deadline: at_deadline.into(),
-        ..drain::Order::default()
+        ..marks::Order::default()
     };
     let author = Author::api(caller.name(), reason.clone());
     let command = Command::Drain { gpu: gpu.clone(), author, order };
@@ -301,7 +301,7 @@ pub(crate) async fn mark_healthy(
 
 /// The marks that the request's `If-Match` names, which the keeper checks again in the turn of the command; `None`
 /// without a condition.
-fn if_match(state: &State, request: &HttpRequest, gpu: &PartId) -> Result<Option<Revision>, Failure> {
+fn if_match(state: &State, request: &HttpRequest, gpu: &GpuId) -> Result<Option<Revision>, Failure> {
     let ledger = state.kernel.snapshot();
     let known = ledger.gpus.get(gpu).ok_or_else(|| Refusal::UnknownGpu { gpu: gpu.clone() }).or_failure()?;
     etag::check(request, &tag(&known.marks))?;
@@ -309,7 +309,7 @@ fn if_match(state: &State, request: &HttpRequest, gpu: &PartId) -> Result<Option
     Ok((!etag::if_match(request)?.is_any()).then(read))
 }
 
-fn drain_tag(state: &State, gpu: &PartId) -> Result<String, Failure> {
+fn drain_tag(state: &State, gpu: &GpuId) -> Result<String, Failure> {
     let ledger = state.kernel.snapshot();
     let known = ledger.gpus.get(gpu).ok_or_else(|| Refusal::UnknownGpu { gpu: gpu.clone() }).or_failure()?;
     Ok(tag(&known.marks))
@@ -317,7 +317,7 @@ fn drain_tag(state: &State, gpu: &PartId) -> Result<String, Failure> {
 
 /// Responds with the GPU, after its drain state has changed. The tag is read first: if the GPU changes again in between,
 /// a request with this tag is refused, although the body shows that change.
-fn respond(state: &State, gpu: &PartId) -> HandlerResult {
+fn respond(state: &State, gpu: &GpuId) -> HandlerResult {
     let tag = drain_tag(state, gpu)?;
     Ok(HttpResponse::Ok().insert_header((ETAG, tag)).json(shown(state, gpu)?))
 }
@@ -333,9 +333,9 @@ fn tag(marks: &Marks) -> String {
     for (owner, mark) in &marks.by_owner {
         let order = mark.order().map(|order| {
             let then = match order.at_deadline {
-                drain::AtDeadline::Wait => 0u8,
-                drain::AtDeadline::Delete => 1,
-                drain::AtDeadline::GiveUp => 2,
+                marks::AtDeadline::Wait => 0u8,
+                marks::AtDeadline::Delete => 1,
+                marks::AtDeadline::GiveUp => 2,
             };
             (order.evict, order.deadline_wall_ms, then)
         });
@@ -347,7 +347,7 @@ fn tag(marks: &Marks) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use berth_kernel::drain::{Mark, MarkKind, Order};
+    use berth_kernel::drain::marks::{Mark, MarkKind, Order};
 
     #[test]
     fn the_tag_of_a_drain_depends_on_all_that_operators_set() {
@@ -365,7 +365,7 @@ mod tests {
             of_one(Mark { expired: true, ..Mark::cordon("admin", "a", 7) }),
             of_one(drain(Order::default())),
             of_one(drain(Order { evict: true, ..Order::default() })),
-            of_one(drain(Order { at_deadline: drain::AtDeadline::GiveUp, ..late })),
+            of_one(drain(Order { at_deadline: marks::AtDeadline::GiveUp, ..late })),
             of_one(drain(late)),
             second(of_one(drain(late))),
             Marks { drained_wall_ms: Some(9), ..of_one(drain(Order::default())) },

@@ -7,7 +7,7 @@ use actix_web::{HttpRequest, HttpResponse};
 use berth_api::{DriverRelease, Kind, Operation, ReleaseOrder, non_empty};
 use berth_core::{Release, ReleaseError};
 use berth_http::{Caller, Failure, HandlerResult, body};
-use berth_kernel::date::rfc3339;
+use berth_kernel::ids::time::rfc3339;
 use std::time::Duration;
 
 /// Release the driver

@@ -11,16 +11,16 @@ use berth_api::{
     TopHolder, non_empty, rfc3339,
 };
 use berth_http::{Caller, Failure, HandlerResult, etag};
-use berth_kernel::command::Command;
-use berth_kernel::drain::{self, Order};
-use berth_kernel::evict::{EvictionStatus, GpuHolder, holders};
-use berth_kernel::gpu::{self, Load};
-use berth_kernel::health;
-use berth_kernel::ledger::{GpuState, Ledger};
-use berth_kernel::names::{AllocationId, DeviceKey, PartId};
-use berth_kernel::part_state::{self, PartState};
-use berth_kernel::refusal::Refusal;
-use berth_kernel::time::Now;
+use berth_kernel::drain::eviction_plan::{EvictionStatus, GpuHolder, holders};
+use berth_kernel::drain::marks::{self, Order};
+use berth_kernel::hardware::gpu::{self, Load};
+use berth_kernel::hardware::health;
+use berth_kernel::ids::names::{AllocationId, DeviceKey, GpuId};
+use berth_kernel::ids::time::Now;
+use berth_kernel::node::command::Command;
+use berth_kernel::node::ledger::{GpuState, Ledger};
+use berth_kernel::node::refusal::Refusal;
+use berth_kernel::sharing::part_state::{self, PartState};
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -94,29 +94,29 @@ pub(crate) async fn forget(caller: Caller, state: Data<State>, path: Path<String
 
 /// The GPU of a path. An index is not accepted, since it may be another GPU's after a boot; the error names the GPU
 /// that has it now.
-pub(crate) fn gpu_id(state: &State, text: &str) -> Result<PartId, Failure> {
-    let gpu = PartId::parse(text).map_err(|error| Failure::new(Kind::Path, error))?;
+pub(crate) fn gpu_id(state: &State, text: &str) -> Result<GpuId, Failure> {
+    let gpu = GpuId::parse(text).map_err(|error| Failure::new(Kind::Path, error))?;
     no_index(&state.kernel.snapshot(), &gpu, |words| Failure::new(Kind::UnknownGpu, words))?;
     Ok(gpu)
 }
 
 /// The GPU of the key `gpu` of a query; an index is not accepted either. An unknown GPU has no items, or only past
 /// ones.
-pub(crate) fn gpu_of_query(ledger: &Ledger, text: &str) -> Result<PartId, Failure> {
+pub(crate) fn gpu_of_query(ledger: &Ledger, text: &str) -> Result<GpuId, Failure> {
     let bad = |words: String| Failure::new(Kind::Query, format!("gpu: {words}"));
-    let gpu = PartId::parse(text).map_err(|error| bad(error.to_string()))?;
+    let gpu = GpuId::parse(text).map_err(|error| bad(error.to_string()))?;
     no_index(ledger, &gpu, bad)?;
     Ok(gpu)
 }
 
-fn no_index(ledger: &Ledger, gpu: &PartId, problem: impl Fn(String) -> Failure) -> Result<(), Failure> {
+fn no_index(ledger: &Ledger, gpu: &GpuId, problem: impl Fn(String) -> Failure) -> Result<(), Failure> {
     let index: u32 = match gpu.as_str().parse() {
         Ok(index) if !ledger.gpus.contains_key(gpu) => index,
         _ => return Ok(()),
     };
     let has_it = ledger.parts.values().filter(|p| p.part.gpu_index == index);
     // A vanished GPU keeps its index until it is forgotten; the present one is meant.
-    Err(match has_it.max_by_key(|p| p.present).map(|p| p.part.gpu()) {
+    Err(match has_it.max_by_key(|p| p.present).map(|p| &p.part.gpu) {
         Some(uuid) => problem(format!("{index} is an index; this route needs the UUID of a GPU"))
             .hint(format!("index {index} is {uuid} now; after a reboot it may be another GPU")),
         None => problem(format!("no GPU has the UUID or the index {index} on this node"))
@@ -125,7 +125,7 @@ fn no_index(ledger: &Ledger, gpu: &PartId, problem: impl Fn(String) -> Failure) 
     })
 }
 
-pub(crate) fn shown(state: &State, gpu: &PartId) -> Result<Gpu, Failure> {
+pub(crate) fn shown(state: &State, gpu: &GpuId) -> Result<Gpu, Failure> {
     let shown = View::of(state).gpu(gpu);
     shown.ok_or_else(|| Refusal::UnknownGpu { gpu: gpu.clone() }.into_failure())
 }
@@ -134,7 +134,7 @@ pub(crate) fn shown(state: &State, gpu: &PartId) -> Result<Gpu, Failure> {
 pub(crate) struct View {
     survey: Arc<Survey>,
     /// The loads of the last scan.
-    loads: Arc<BTreeMap<PartId, Load>>,
+    loads: Arc<BTreeMap<GpuId, Load>>,
     now: Now,
     /// The connection to the API server, where drains are shown.
     api_server: Option<Step>,
@@ -160,7 +160,7 @@ impl View {
     }
 
     /// One GPU with all its details.
-    fn gpu(&self, id: &PartId) -> Option<Gpu> {
+    fn gpu(&self, id: &GpuId) -> Option<Gpu> {
         let state = self.ledger().gpus.get(id)?;
         let facts = &self.main_part(id)?.part;
         Some(Gpu {
@@ -177,23 +177,23 @@ impl View {
     }
 
     /// The progress of a GPU's drain.
-    pub(crate) fn drain(&self, id: &PartId) -> Option<Drain> {
+    pub(crate) fn drain(&self, id: &GpuId) -> Option<Drain> {
         Some(self.drain_of(id, &self.ledger().gpus.get(id)?.marks))
     }
 
-    fn parts<'v>(&'v self, gpu: &'v PartId) -> impl Iterator<Item = &'v PartState> {
+    fn parts<'v>(&'v self, gpu: &'v GpuId) -> impl Iterator<Item = &'v PartState> {
         let parts = self.ledger().parts.values().map(AsRef::as_ref);
-        parts.filter(move |p| p.part.gpu() == gpu)
+        parts.filter(move |p| &p.part.gpu == gpu)
     }
 
     /// The whole GPU; if only its instances are known, the first of them.
-    fn main_part<'v>(&'v self, gpu: &'v PartId) -> Option<&'v PartState> {
-        self.ledger().part(gpu).or_else(|| self.parts(gpu).next())
+    fn main_part<'v>(&'v self, gpu: &'v GpuId) -> Option<&'v PartState> {
+        self.ledger().part(gpu.as_part()).or_else(|| self.parts(gpu).next())
     }
 
-    fn summary(&self, id: &PartId, state: &GpuState) -> Option<GpuSummary> {
+    fn summary(&self, id: &GpuId, state: &GpuState) -> Option<GpuSummary> {
         let main = self.main_part(id)?;
-        let usage = self.ledger().usage.get(id);
+        let usage = self.ledger().usage.get(id.as_part());
         let load = self.loads.get(id);
         let holders = self.survey.holders.get(id);
         let pods = holders.map_or(&[][..], |holders| &holders.pods);
@@ -203,7 +203,7 @@ impl View {
             model: main.part.model.clone(),
             memory_mib: known_memory(&main.part),
             memory_used_mib: used_memory(&main.part, usage),
-            processes: self.ledger().processes_on(id),
+            processes: self.ledger().processes_on(id.as_part()),
             bypasses: self.survey.bypasses.get(id).copied().unwrap_or(0),
             present: self.parts(id).any(|p| p.present),
             excluded: self.ledger().excluded.contains(id),
@@ -223,13 +223,13 @@ impl View {
         })
     }
 
-    fn drain_of(&self, gpu: &PartId, marks: &drain::Marks) -> Drain {
+    fn drain_of(&self, gpu: &GpuId, marks: &marks::Marks) -> Drain {
         let drain = marks.drain();
         let mark = drain.mark();
         Drain {
             state: (&drain).into(),
             by: mark.map(|m| m.by.clone()),
-            why: mark.map(drain::Mark::reason).filter(|w| !w.is_empty()),
+            why: mark.map(marks::Mark::reason).filter(|w| !w.is_empty()),
             since: mark.map(|m| rfc3339(m.since_wall_ms)),
             progress: drain
                 .order()
@@ -278,7 +278,7 @@ impl View {
         }
     }
 
-    fn health(&self, id: &PartId, state: &GpuState) -> Health {
+    fn health(&self, id: &GpuId, state: &GpuState) -> Health {
         let health = &state.health;
         let is_present = self.parts(id).any(|part| part.present);
         // After a restart the GPUs are known before the first scan.
@@ -287,7 +287,8 @@ impl View {
         let is_healthy = health.state == health::HealthState::Healthy;
         let answers = is_present && !self.ledger().scan_errors.contains_key(id);
         let heals_at = (health.quiet_ms.is_some() && !is_healthy && answers).then(|| {
-            let ms = self.now.wall_ms.saturating_add(health.again_mono_ms.saturating_sub(self.now.mono_ms));
+            let ms =
+                self.now.wall_ms.saturating_add(health.quiet_until_mono_ms.saturating_sub(self.now.mono_ms));
             // Rounded to seconds: wall and monotonic time are read one after the other, and the difference of a
             // millisecond would change the answer and its ETag.
             rfc3339(ms.saturating_add(500) / 1000 * 1000)
@@ -310,7 +311,7 @@ impl View {
         }
     }
 
-    fn links(&self, gpu: &PartId) -> Vec<Link> {
+    fn links(&self, gpu: &GpuId) -> Vec<Link> {
         let others = self.ledger().gpus.keys().filter(|other| *other != gpu);
         others
             .filter_map(|other| {
@@ -327,7 +328,7 @@ impl View {
 /// The progress of the order for this GPU. `api_server`: the connection to the API server, if it is used.
 fn progress(
     ledger: &Ledger,
-    gpu: &PartId,
+    gpu: &GpuId,
     order: &Order,
     api_server: Option<&Step>,
     now: Now,
@@ -336,8 +337,8 @@ fn progress(
     let allocations: BTreeSet<AllocationId> =
         holders.iter().flat_map(|h| h.allocations.iter().copied()).collect();
     // The process list of a GPU includes its instances.
-    let whole = ledger.processes_on(gpu);
-    let parts = ledger.parts.values().filter(|p| p.part.gpu() == gpu);
+    let whole = ledger.processes_on(gpu.as_part());
+    let parts = ledger.parts.values().filter(|p| &p.part.gpu == gpu);
     let seen = parts.filter_map(|p| ledger.processes_on(&p.part.id));
     DrainProgress {
         evict: order.evict,

@@ -15,13 +15,13 @@ use berth_core::counters::{RegistrationState, RegistrationStatus};
 use berth_core::metrics::{CONTENT_TYPE, CheckResults};
 use berth_core::stack::OfferNotes;
 use berth_http::{Failure, HandlerResult, may_have_details};
-use berth_kernel::contested::contested;
-use berth_kernel::gpu::Reading;
-use berth_kernel::ledger::Ledger;
-use berth_kernel::names::{PartId, Resource};
-use berth_kernel::policy::TriageAnswer;
-use berth_kernel::time::Now;
-use berth_kernel::transitions::{GpuName, Transition};
+use berth_kernel::grants::contested::contested;
+use berth_kernel::hardware::gpu::Reading;
+use berth_kernel::hardware::triage::TriageAnswer;
+use berth_kernel::ids::names::{GpuId, Resource};
+use berth_kernel::ids::time::Now;
+use berth_kernel::node::ledger::Ledger;
+use berth_kernel::node::transitions::{GpuName, Transition};
 use serde::Deserialize;
 use std::time::Duration;
 use utoipa::IntoParams;
@@ -219,7 +219,7 @@ fn contests(ledger: &Ledger) -> Option<String> {
 /// `List`, and its checkpoint or the pods of the API server. A hold keeps the daemon ready: an operator ends it.
 fn evidence(kernel: &KernelHandle) -> Check {
     let (ledger, counters) = (kernel.snapshot(), &kernel.counters().kubelet);
-    let stuck = ledger.stuck.as_deref();
+    let blocked_ends = ledger.blocked_ends.as_deref();
     let is_registered =
         |registration: &RegistrationStatus| registration.at == Some(RegistrationState::Registered);
     let has_kubelet = counters.registrations().values().any(is_registered);
@@ -227,9 +227,10 @@ fn evidence(kernel: &KernelHandle) -> Check {
     let limit = kernel.counters().limits().pod_list;
     // A kubelet that starts does not answer at once; one whose folder is not mounted never does.
     let failing = list.error.filter(|(_, since)| !list.answered || since.elapsed() > limit);
-    let is_none_able =
-        stuck.is_some_and(|stuck| ledger.hold.is_none() && stuck.allocations >= ledger.live.len());
-    let detail = stuck.map(|stuck| stuck.describe(&rfc3339(stuck.since_wall_ms)));
+    let is_none_able = blocked_ends.is_some_and(|blocked_ends| {
+        ledger.ends_withheld.is_none() && blocked_ends.allocations >= ledger.live.len()
+    });
+    let detail = blocked_ends.map(|blocked_ends| blocked_ends.describe(&rfc3339(blocked_ends.since_wall_ms)));
     let can_end = !has_kubelet || (failing.is_none() && !is_none_able);
     let failing = failing.filter(|_| has_kubelet).map(|(why, since)| {
         let elapsed_ms = u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX);
@@ -268,7 +269,7 @@ fn unusable_by_policy(ledger: &Ledger, own: impl Fn(&Reading) -> TriageAnswer, n
     let judged = gpus().filter_map(|(gpu, state)| Some((gpu, state.health.unhealthy_by_policy(&own, now)?)));
     let (judged, by): (Vec<_>, Vec<_>) = judged.unzip();
     let (one, all) = (by.first()?, gpus().count());
-    let name = |gpu: &PartId| ledger.index_of(gpu).map_or_else(|| gpu.to_string(), |index| index.to_string());
+    let name = |gpu: &GpuId| ledger.index_of(gpu).map_or_else(|| gpu.to_string(), |index| index.to_string());
     let names: Vec<String> = judged.iter().map(|gpu| name(gpu)).collect();
     Some(format!(
         "0 of {all} GPUs can be used, and {} of them are unhealthy because of policies alone, the first because of {} \

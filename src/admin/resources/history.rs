@@ -9,7 +9,7 @@ use actix_web::web::{Data, Path, Query};
 use berth_api::{EventHistory, GpuHistory, GpuSample, Kind, PodHistory, PodSample, rfc3339};
 use berth_core::gpu_history::{GpuPoint, LAST_MAX, POINTS_MAX, PodPoint};
 use berth_http::{Failure, HandlerResult, etag, excerpt, query};
-use berth_kernel::refusal::Refusal;
+use berth_kernel::node::refusal::Refusal;
 use serde::Deserialize;
 use std::time::Duration;
 use utoipa::IntoParams;

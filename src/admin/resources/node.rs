@@ -9,10 +9,10 @@ use actix_web::HttpRequest;
 use actix_web::web::Data;
 use berth_api::{Counts, Node, NotFreeState, ProcessSight, ResourceState, StackSource, StepState, rfc3339};
 use berth_http::{HandlerResult, etag};
-use berth_kernel::attribution::pods_with_gpu_bypass;
-use berth_kernel::breaker::{Breaker, Phase};
-use berth_kernel::names::Resource;
-use berth_kernel::time::Now;
+use berth_kernel::evidence::attribution::pods_with_gpu_bypass;
+use berth_kernel::ids::names::Resource;
+use berth_kernel::ids::time::Now;
+use berth_kernel::sharing::breaker::{Breaker, Phase};
 use std::collections::BTreeMap;
 
 /// Get the node
@@ -40,13 +40,13 @@ pub(crate) async fn show(state: Data<State>, request: HttpRequest) -> HandlerRes
         device_list_strategy: facts.device_list_strategy,
         store_error: state.kernel.store_error(),
         api_server: facts.api_server.as_ref().map(step_state),
-        hold: ledger.hold.as_deref().map(String::from),
+        hold: ledger.ends_withheld.as_deref().map(String::from),
         configuration: facts.configuration,
         stack_revision: ledger.stack.revision,
         stack_source: Some(StackSource::of(&ledger.stack)),
         file_stack_overridden: state.policies.file_stack().is_overridden_by(&ledger.stack),
         warnings: pod_rules::of_active_stack(&state, ledger),
-        processes: ProcessSight::of(ledger.sight()),
+        processes: ProcessSight::of(ledger.process_visibility()),
         counts: counts(&survey),
     };
     etag::fresh(&request, &node)

@@ -1,11 +1,12 @@
 //! Warnings about policies whose rules about pods have no effect, since no source shows the pods of this node.
 
 use crate::state::{State, Step};
-use berth_kernel::ledger::Ledger;
-use berth_kernel::pod_candidates::{has_source, may_have_rules_about_pods};
-use berth_kernel::pods::PodsSource;
-use berth_kernel::policy::{Hook, PolicyVersion};
-use berth_kernel::stack::StackEntry;
+use berth_kernel::evidence::pods::PodsSource;
+use berth_kernel::grants::pod_candidates::{has_source, may_have_rules_about_pods};
+use berth_kernel::node::ledger::Ledger;
+use berth_kernel::policy::hooks::Hook;
+use berth_kernel::policy::stack::StackEntry;
+use berth_kernel::policy::version::PolicyVersion;
 
 /// One warning for each policy of these entries that may have rules about pods; none if a source shows the pods.
 pub(crate) fn warnings<'e>(
@@ -64,7 +65,7 @@ fn missing_source(ledger: &Ledger, api_server: Option<&Step>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use berth_kernel::pods::PodsView;
+    use berth_kernel::evidence::pods::PodsView;
     use std::sync::Arc;
 
     #[test]

@@ -7,9 +7,9 @@ use actix_web::HttpRequest;
 use actix_web::web::{Data, Path, Query};
 use berth_api::{Bypass, BypassList, Process, ProcessList, ProcessSight, ReachingPod};
 use berth_http::{Failure, HandlerResult, etag, query};
-use berth_kernel::attribution::{self, Attributions, pods_with_gpu_bypass};
-use berth_kernel::names::PartId;
-use berth_kernel::refusal::Refusal;
+use berth_kernel::evidence::attribution::{self, Attributions, pods_with_gpu_bypass};
+use berth_kernel::ids::names::{GpuId, PartId};
+use berth_kernel::node::refusal::Refusal;
 use serde::Deserialize;
 use utoipa::IntoParams;
 
@@ -30,7 +30,10 @@ pub(crate) async fn list(state: Data<State>, request: HttpRequest, path: Path<St
     let owners = Attributions::new(&ledger);
     let all = owners.on(&gpu).unwrap_or_default().iter();
     let all = all.map(|(process, attribution)| Process::of(&ledger, gpu.as_str(), process, attribution));
-    etag::fresh(&request, &ProcessList { items: all.collect(), sight: ProcessSight::of(ledger.sight()) })
+    etag::fresh(
+        &request,
+        &ProcessList { items: all.collect(), sight: ProcessSight::of(ledger.process_visibility()) },
+    )
 }
 
 /// Filters of processes. All given ones must match.
@@ -52,7 +55,7 @@ pub(crate) struct Filter {
 }
 
 /// Identifies a bypass: a process may be on several instances of a GPU.
-type Key = (PartId, u32, PartId);
+type Key = (GpuId, u32, PartId);
 
 fn key(bypass: &attribution::Bypass) -> Key {
     (bypass.gpu.clone(), bypass.process.pid, bypass.process.part.clone())
@@ -62,7 +65,7 @@ fn parse_cursor(text: &str) -> Result<Key, Failure> {
     let mut words = text.split(' ');
     let key = (|| {
         let (gpu, pid, part) = (words.next()?, words.next()?, words.next()?);
-        Some((PartId::parse(gpu).ok()?, pid.parse().ok()?, PartId::parse(part).ok()?))
+        Some((GpuId::parse(gpu).ok()?, pid.parse().ok()?, PartId::parse(part).ok()?))
     })();
     key.filter(|_| words.next().is_none()).ok_or_else(|| query::malformed(text))
 }
@@ -87,7 +90,7 @@ pub(crate) async fn bypass(state: Data<State>, request: HttpRequest, filter: Que
     etag::fresh(
         &request,
         &BypassList {
-            sight: ProcessSight::of(ledger.sight()),
+            sight: ProcessSight::of(ledger.process_visibility()),
             items: found.iter().map(|b| Bypass::of(&ledger, b)).collect(),
             total,
             next: next.map(|(gpu, pid, part)| format!("{gpu} {pid} {part}")),

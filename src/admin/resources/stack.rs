@@ -14,9 +14,10 @@ use berth_api::{
 use berth_core::ActivateError;
 use berth_core::policies::Preview;
 use berth_http::{Caller, Failure, HandlerResult, body, etag};
-use berth_kernel::ledger::Ledger;
-use berth_kernel::refusal::Refusal;
-use berth_kernel::{command, stack as kernel};
+use berth_kernel::node::command;
+use berth_kernel::node::ledger::Ledger;
+use berth_kernel::node::refusal::Refusal;
+use berth_kernel::policy::stack as kernel;
 
 /// Most attempts of a reset while the configuration file is read again.
 const RESETS_MAX: u32 = 3;

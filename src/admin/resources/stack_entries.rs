@@ -3,13 +3,12 @@
 
 use berth_api::{Kind, NewStackEntry, Operation, Permissions};
 use berth_http::{Failure, excerpt};
-use berth_kernel::ledger::Ledger;
-use berth_kernel::names::RESOURCE_BYTES_MAX;
-use berth_kernel::offer::SHARES_PER_PART_MAX;
-use berth_kernel::policy::{
-    ENVIRONMENT_KEY_BYTES_MAX, PARAMETERS_BYTES_MAX, PolicyVersion, STACK_ENTRIES_MAX,
-};
-use berth_kernel::stack::StackEntry;
+use berth_kernel::ids::names::RESOURCE_BYTES_MAX;
+use berth_kernel::node::ledger::Ledger;
+use berth_kernel::policy::hooks::{ENVIRONMENT_KEY_BYTES_MAX, PARAMETERS_BYTES_MAX, STACK_ENTRIES_MAX};
+use berth_kernel::policy::stack::StackEntry;
+use berth_kernel::policy::version::PolicyVersion;
+use berth_kernel::sharing::offer::SHARES_PER_PART_MAX;
 use std::sync::Arc;
 
 /// Most patterns in one list of permissions: an entry is one record of at most 16 KiB, of which parameters may take 6
@@ -189,8 +188,8 @@ pub(crate) fn check_permissions(permissions: &Permissions) -> Result<(), String>
 mod tests {
     use super::*;
     use berth_api::OnFault;
-    use berth_kernel::names::Digest;
-    use berth_kernel::stack::Stack;
+    use berth_kernel::ids::names::Digest;
+    use berth_kernel::policy::stack::Stack;
 
     /// Versions as (name, first digit of the digest, shipped, since).
     fn node(versions: &[(&str, char, bool, u64)]) -> Ledger {
@@ -207,7 +206,7 @@ mod tests {
                 bytes: 1,
                 shipped: *shipped,
                 since_wall_ms: *since,
-                origin: berth_kernel::trust::Origin::default(),
+                origin: berth_kernel::policy::version::Provenance::default(),
             };
             (digest, Arc::new(version))
         };

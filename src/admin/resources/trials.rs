@@ -15,12 +15,12 @@ use berth_core::lab::{
     CallReport, DeviceRequest, Proposed, RequestOutcome, RequestingPod, TRIAL_DEVICES_MAX, TrialReport,
 };
 use berth_http::{Failure, HandlerResult, body};
-use berth_kernel::decision::{CallOutcome, Outcome};
-use berth_kernel::describe;
-use berth_kernel::ledger::Ledger;
-use berth_kernel::listing::free_devices;
-use berth_kernel::names::Resource;
-use berth_kernel::part_state::PartState;
+use berth_kernel::ids::names::Resource;
+use berth_kernel::node::ledger::Ledger;
+use berth_kernel::policy::decision::{CallOutcome, Outcome};
+use berth_kernel::policy::describe;
+use berth_kernel::sharing::listing::free_devices;
+use berth_kernel::sharing::part_state::PartState;
 use std::collections::BTreeMap;
 
 /// Longest name of a pod, bytes: a DNS subdomain.

@@ -13,9 +13,9 @@ use crate::strategy::NodeVersions;
 use berth_cli::output::Out;
 use berth_cli::reach::ClientArgs;
 use berth_cluster::{ApiServer, NodeInfo};
-use berth_kernel::gpu::{Inventory, Part, Reading};
-use berth_kernel::names::PartId;
-use berth_kernel::process::ProcessVisibility;
+use berth_kernel::hardware::gpu::{Inventory, Part, Reading};
+use berth_kernel::hardware::process::ProcessVisibility;
+use berth_kernel::ids::names::PartId;
 use line::{Level, Line};
 use std::path::Path;
 
@@ -65,16 +65,18 @@ fn scan(config: &Config) -> anyhow::Result<FoundGpus> {
 /// If there is no GPU that could be offered.
 fn found_gpus(inventory: Inventory, unused: &[String], source: &str) -> anyhow::Result<FoundGpus> {
     let Inventory { mut parts, scan_errors, signs, unidentified, excluded, .. } = inventory;
-    let gpus: Vec<&Part> = parts.iter().filter(|part| part.parent.is_none()).collect();
+    let gpus: Vec<&Part> = parts.iter().filter(|part| part.is_whole_gpu()).collect();
     let all = gpus.len() + unidentified.len();
     let name = |id: &PartId| match gpus.iter().find(|gpu| gpu.id == *id) {
         Some(gpu) => format!("GPU {} ({id})", gpu.gpu_index),
         None => id.to_string(),
     };
-    let mut problems: Vec<String> =
-        scan_errors.iter().map(|(gpu, error)| format!("{} does not work: {error}", name(gpu))).collect();
+    let mut problems: Vec<String> = scan_errors
+        .iter()
+        .map(|(gpu, error)| format!("{} does not work: {error}", name(gpu.as_part())))
+        .collect();
     problems.extend(unidentified.iter().map(|gpu| format!("{gpu} is not identified: {}", gpu.reason)));
-    let of_working = |sign: &&Reading| !scan_errors.contains_key(&sign.part);
+    let of_working = |sign: &&Reading| !scan_errors.keys().any(|gpu| *gpu.as_part() == sign.part);
     problems
         .extend(signs.iter().filter(of_working).map(|sign| format!("{}: {}", name(&sign.part), sign.detail)));
     problems.extend(unused.iter().map(|selector| format!("gpus.exclude: no GPU of this node is {selector}")));
@@ -87,12 +89,12 @@ fn found_gpus(inventory: Inventory, unused: &[String], source: &str) -> anyhow::
     };
     let mut text = format!("{count}, {source}");
     for gpu in &excluded {
-        text += &format!("; {} is excluded (gpus.exclude)", name(gpu));
+        text += &format!("; {} is excluded (gpus.exclude)", name(gpu.as_part()));
     }
     for problem in &problems {
         text += &format!("; {problem}");
     }
-    parts.retain(|part| !excluded.contains(part.gpu()));
+    parts.retain(|part| !excluded.contains(&part.gpu));
     Ok(FoundGpus { text, is_warning: !problems.is_empty(), parts })
 }
 

@@ -5,8 +5,8 @@ use super::checks::{
 };
 use super::nvidia::args::{NvidiaArgs, boolish, non_empty, path};
 use berth_files::yaml::shown;
-use berth_kernel::device_nodes::MOUNTED_ROOT;
-use berth_kernel::names::Resource;
+use berth_kernel::hardware::device_nodes::MOUNTED_ROOT;
+use berth_kernel::ids::names::Resource;
 use berth_kubelet::{DeviceIdStrategy, DeviceListStrategy, Edits, Feature, MpsEdits, ResourceEdits};
 use clap::Args;
 use serde::Deserialize;

@@ -11,13 +11,13 @@ use super::tracing::TracingFile;
 use super::trusted::TrustedKeyFile;
 use berth_api::OnFault;
 use berth_files::yaml::{self, Problems};
-use berth_kernel::decision::JournalLimit;
-use berth_kernel::history::{
+use berth_kernel::grants::history::{
     HISTORY_ALLOCATIONS_DEFAULT, HISTORY_ALLOCATIONS_MAX, HISTORY_ALLOCATIONS_MIN, HistoryLimit,
 };
-use berth_kernel::policy::{PARAMETERS_BYTES_MAX, STACK_ENTRIES_MAX};
-use berth_kernel::stack::Permissions;
-use berth_kernel::time::Timing;
+use berth_kernel::ids::time::Timing;
+use berth_kernel::policy::decision::JournalLimit;
+use berth_kernel::policy::hooks::{PARAMETERS_BYTES_MAX, STACK_ENTRIES_MAX};
+use berth_kernel::policy::stack::Permissions;
 use berth_kubelet::ReconcileTiming;
 use serde::Deserialize;
 use std::path::PathBuf;
@@ -200,8 +200,8 @@ impl TimingFile {
     pub(super) fn resolve(&self, defaults: &Timing) -> Timing {
         Timing {
             retire_ms: self.retire_ms.unwrap_or(defaults.retire_ms),
-            named_ms: self.named_ms.unwrap_or(defaults.named_ms),
-            rounds_apart_ms: self.rounds_apart_ms.unwrap_or(defaults.rounds_apart_ms),
+            allocate_grace_ms: self.named_ms.unwrap_or(defaults.allocate_grace_ms),
+            passes_apart_ms: self.rounds_apart_ms.unwrap_or(defaults.passes_apart_ms),
             kubelet_settle_ms: self.kubelet_settle_ms.unwrap_or(defaults.kubelet_settle_ms),
             reply_settle_ms: self.reply_settle_ms.unwrap_or(defaults.reply_settle_ms),
             bypass_ms: self.bypass_ms.unwrap_or(defaults.bypass_ms),

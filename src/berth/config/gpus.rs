@@ -1,9 +1,9 @@
 //! The source of the GPUs, their MIG strategy, what makes them unhealthy, and the processes on them.
 
 use super::checks::{BadSetting, Checks, bad, parse_keyword};
-use berth_kernel::gpu_selector::GpuSelector;
-use berth_kernel::health::XidRules;
-use berth_kernel::mig::MigStrategy;
+use berth_kernel::hardware::gpu_selector::GpuSelector;
+use berth_kernel::hardware::mig::MigStrategy;
+use berth_kernel::hardware::triage::XidRules;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{self, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};

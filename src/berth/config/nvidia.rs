@@ -13,7 +13,7 @@ pub use draft::Finding;
 use super::edits;
 use args::{CDI, IMEX, LABELS, MPS_ROOT, PACKED, check_discovery};
 use berth_files::yaml::{Document, LeftOut, Problems, Shape};
-use berth_kernel::mig::MigStrategy;
+use berth_kernel::hardware::mig::MigStrategy;
 use draft::{Draft, FilePart, MERGE, Section, Translated, resource_name, scalar};
 use serde_json::Value;
 

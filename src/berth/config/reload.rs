@@ -7,7 +7,7 @@ use super::checks::ConfigError;
 use super::source::Source;
 use berth_files::FileVersion;
 use berth_files::yaml::Problems;
-use berth_kernel::rules::Rules;
+use berth_kernel::node::rules::Rules;
 use berth_kubelet::Edits;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;

@@ -3,7 +3,7 @@
 use super::checks::{BadSetting, Checks, bad};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
-use berth_kernel::trust::TrustedKey;
+use berth_kernel::policy::version::TrustedKey;
 use serde::Deserialize;
 
 /// Most keys: a signature is checked against each.

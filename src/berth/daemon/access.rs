@@ -3,8 +3,8 @@
 use crate::config::Config;
 use berth_cluster::ApiServer;
 use berth_http::{ReviewError, Reviewer, User};
-use berth_kernel::eviction::EvictionOutcome;
-use berth_kernel::pods::Pod;
+use berth_kernel::drain::eviction::EvictionOutcome;
+use berth_kernel::evidence::pods::Pod;
 use futures_util::future::BoxFuture;
 use std::sync::Arc;
 use tokio::runtime::Handle;

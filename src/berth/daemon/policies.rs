@@ -8,14 +8,14 @@ use berth_admin::{NoVersion, resolve_version};
 use berth_core::PolicyService;
 use berth_core::policies::signatures;
 use berth_files::yaml::Problems;
-use berth_kernel::command::Command;
-use berth_kernel::ledger::Ledger;
-use berth_kernel::names::Digest;
-use berth_kernel::policy::PolicyVersion;
-use berth_kernel::ports::InstallError;
-use berth_kernel::stack::StackEntry;
-use berth_kernel::trust::{Origin, TrustedKey};
-use berth_kernel::trust_check::{check_trust, may_activate};
+use berth_kernel::ids::names::Digest;
+use berth_kernel::node::command::Command;
+use berth_kernel::node::ledger::Ledger;
+use berth_kernel::node::ports::InstallError;
+use berth_kernel::policy::stack::StackEntry;
+use berth_kernel::policy::version::PolicyVersion;
+use berth_kernel::policy::version::{Provenance, TrustedKey};
+use berth_kernel::policy::version_records::{check_trust, may_activate};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::task::JoinError;
@@ -245,7 +245,7 @@ impl PolicyLoader {
             let bytes = self.policies.files().read_all(&version.digest)?;
             signed_by = signatures::signer(&self.keys, &bytes, &signature).map(ToOwned::to_owned);
         }
-        Ok(PolicyVersion { origin: Origin { signed_by, ..version.origin.clone() }, ..version.clone() })
+        Ok(PolicyVersion { origin: Provenance { signed_by, ..version.origin.clone() }, ..version.clone() })
     }
 }
 

@@ -7,9 +7,9 @@ use crate::trace::Pump;
 use anyhow::Context;
 use berth_core::keeper::Snapshot;
 use berth_core::spans;
-use berth_kernel::drain::Drain;
-use berth_kernel::ledger::Ledger;
-use berth_kernel::names::PartId;
+use berth_kernel::drain::marks::Drain;
+use berth_kernel::ids::names::GpuId;
+use berth_kernel::node::ledger::Ledger;
 use std::collections::BTreeMap;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
@@ -167,8 +167,8 @@ async fn follow_drains(mut snapshots: watch::Receiver<Snapshot>) {
     }
 }
 
-fn update_drain_spans(open: &mut BTreeMap<PartId, Span>, ledger: &Ledger) {
-    let state = |gpu: &PartId| ledger.gpus.get(gpu).map(|gpu| gpu.drain());
+fn update_drain_spans(open: &mut BTreeMap<GpuId, Span>, ledger: &Ledger) {
+    let state = |gpu: &GpuId| ledger.gpus.get(gpu).map(|gpu| gpu.drain());
     open.retain(|gpu, span| {
         let outcome = match state(gpu) {
             Some(Drain::Draining(..)) => return true,

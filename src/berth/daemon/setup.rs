@@ -7,11 +7,11 @@ use berth_files::{Exposure, WRITABLE_BY_OTHERS};
 use berth_gpus::nvml::{NvmlGpus, NvmlOptions};
 use berth_gpus::procfs::ProcFs;
 use berth_gpus::sim::SimGpus;
-use berth_kernel::command::NewStack;
-use berth_kernel::ports::{Clock, Gpus, GpusError, Journal, Processes as _};
-use berth_kernel::process::ProcessVisibility;
-use berth_kernel::stack::StackEntry;
-use berth_kernel::time::Now;
+use berth_kernel::hardware::process::ProcessVisibility;
+use berth_kernel::ids::time::Now;
+use berth_kernel::node::command::NewStack;
+use berth_kernel::node::ports::{Clock, Gpus, GpusError, Journal, Processes as _};
+use berth_kernel::policy::stack::StackEntry;
 use berth_store::journal::FileJournal;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::PathBuf;
@@ -95,7 +95,7 @@ pub(super) fn process_source(config: &Config) -> ProcFs {
 
 /// Whether a daemon that is started here could find the owners of processes.
 pub(crate) fn process_visibility(config: &Config) -> ProcessVisibility {
-    process_source(config).sight()
+    process_source(config).process_visibility()
 }
 
 /// Waits while the clock shows a time before 1970, as on a node without a battery until its time is set: the libraries of

@@ -3,8 +3,8 @@
 use super::expect::Expect;
 use berth_api::{HealthState, OnFault, Permissions};
 use berth_files::yaml;
-use berth_kernel::pod_candidates::CANDIDATES_MAX;
-use berth_kernel::process::PROCESSES_PER_GPU_MAX;
+use berth_kernel::grants::pod_candidates::CANDIDATES_MAX;
+use berth_kernel::hardware::process::PROCESSES_PER_GPU_MAX;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};

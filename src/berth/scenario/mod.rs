@@ -20,17 +20,17 @@ pub use format::FILE_BYTES_MAX;
 pub use report::{Failure, Report};
 
 use berth_core::stack::{CALL_MS_MAX, CallRecorder};
-use berth_kernel::gpu::Reading;
-use berth_kernel::ledger::Ledger;
-use berth_kernel::names::{DeviceId, RESOURCE_BYTES_MAX, Resource};
-use berth_kernel::offer::SHARES_PER_PART_MAX;
-use berth_kernel::policy::{
-    AdmitRequest, FaultKind, Hook, PARAMETERS_BYTES_MAX, PlaceRequest, PolicyVersion, Question,
-    STACK_ENTRIES_MAX,
+use berth_kernel::hardware::gpu::Reading;
+use berth_kernel::ids::names::{DeviceId, RESOURCE_BYTES_MAX, Resource};
+use berth_kernel::node::ledger::Ledger;
+use berth_kernel::node::ports::Call;
+use berth_kernel::node::ports::{Clock as _, InstallError, PolicyFiles as _, PolicyRuntime};
+use berth_kernel::policy::hooks::{
+    AdmitRequest, FaultKind, Hook, PARAMETERS_BYTES_MAX, PlaceRequest, Question, STACK_ENTRIES_MAX,
 };
-use berth_kernel::policy_call::Call;
-use berth_kernel::ports::{Clock as _, InstallError, PolicyFiles as _, PolicyRuntime};
-use berth_kernel::stack::{OnFault, Permissions, StackEntry};
+use berth_kernel::policy::stack::{OnFault, Permissions, StackEntry};
+use berth_kernel::policy::version::PolicyVersion;
+use berth_kernel::sharing::offer::SHARES_PER_PART_MAX;
 use berth_wasm::{Scratch, Settings, WasmPolicies};
 use format::{Entry, Group, Scenario};
 use node::{BEGIN, Node};
@@ -267,7 +267,7 @@ fn call_all_hooks(
     let available: Vec<DeviceId> = node.free(&resource);
     let devices = available.iter().take(1).cloned().collect();
     let reading = Reading {
-        part: node.gpu(0).map_err(failed)?,
+        part: node.gpu(0).map_err(failed)?.as_part().clone(),
         source: "xid".into(),
         code: 79,
         detail: "fell off the bus".into(),

@@ -6,22 +6,23 @@ use berth_api::HealthState;
 use berth_core::keeper::{Applied, Keeper, Snapshot};
 use berth_core::stack::{Baseline, CallRecorder, DryRun, Evaluation, Faults, Offers};
 use berth_gpus::sim::{Machine, SimGpu, SimGpus, SimGroup};
-use berth_kernel::command::{Activation, Command, NewStack};
-use berth_kernel::decide::decide;
-use berth_kernel::decider::Decider;
-use berth_kernel::drain::{Author, Owners};
-use berth_kernel::gpu::Reading;
-use berth_kernel::health::XidRules;
-use berth_kernel::judgement::TriagedReading;
-use berth_kernel::ledger::Ledger;
-use berth_kernel::listing::free_devices;
-use berth_kernel::mig::MigStrategy;
-use berth_kernel::names::{DeviceId, PartId, Resource};
-use berth_kernel::policy::{PolicyVersion, Severity, TriageAnswer};
-use berth_kernel::ports::{Clock, Gpus as _};
-use berth_kernel::rules::Rules;
-use berth_kernel::stack::{Stack, StackEntry};
-use berth_kernel::time::Now;
+use berth_kernel::drain::marks::{Author, Owners};
+use berth_kernel::hardware::gpu::Reading;
+use berth_kernel::hardware::judgement::TriagedReading;
+use berth_kernel::hardware::mig::MigStrategy;
+use berth_kernel::hardware::triage::XidRules;
+use berth_kernel::hardware::triage::{Severity, TriageAnswer};
+use berth_kernel::ids::names::{DeviceId, GpuId, Resource};
+use berth_kernel::ids::time::Now;
+use berth_kernel::node::command::{Activation, Command, NewStack};
+use berth_kernel::node::decide::decide;
+use berth_kernel::node::ledger::Ledger;
+use berth_kernel::node::ports::{Clock, Gpus as _};
+use berth_kernel::node::rules::Rules;
+use berth_kernel::policy::decider::Decider;
+use berth_kernel::policy::stack::{Stack, StackEntry};
+use berth_kernel::policy::version::PolicyVersion;
+use berth_kernel::sharing::listing::free_devices;
 use berth_store::MemoryDisk;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -238,11 +239,11 @@ impl<'p> Node<'p> {
     }
 
     /// The GPU with this index.
-    pub(super) fn gpu(&self, index: u32) -> Result<PartId, String> {
+    pub(super) fn gpu(&self, index: u32) -> Result<GpuId, String> {
         let node = self.snapshot();
         let mut parts = node.parts.values().map(|state| &state.part);
-        let gpu = parts.find(|part| part.parent.is_none() && part.gpu_index == index);
-        gpu.map(|part| part.id.clone()).ok_or_else(|| format!("there is no GPU {index}"))
+        let gpu = parts.find(|part| part.is_whole_gpu() && part.gpu_index == index);
+        gpu.map(|part| part.gpu.clone()).ok_or_else(|| format!("there is no GPU {index}"))
     }
 
     /// The index of a device's GPU.
@@ -291,7 +292,7 @@ impl<'p> Node<'p> {
         self.turn(&mark_healthy)?;
         if let Some(severity) = severity {
             let (source, detail) = ("scenario".into(), String::new());
-            let reading = Reading { part: id, source, code: 0, detail };
+            let reading = Reading { part: id.as_part().clone(), source, code: 0, detail };
             let reason = "set by the scenario".into();
             let answer = TriageAnswer { severity, reason, again_after_s: None };
             self.turn(&Command::ApplyTriage(TriagedReading { reading, answer, by: Decider::Baseline }))?;
@@ -305,7 +306,7 @@ impl<'p> Node<'p> {
     /// If the GPU has less memory.
     pub(super) fn set_usage(&mut self, usage: &Usage) -> Result<(), String> {
         let id = self.gpu(usage.gpu)?;
-        let memory_mib = self.snapshot().part(&id).map_or(0, |state| state.part.memory_mib);
+        let memory_mib = self.snapshot().part(id.as_part()).map_or(0, |state| state.part.memory_mib);
         if let Some(used) = usage.memory_used_mib.filter(|used| *used > memory_mib) {
             return Err(format!("usage: {used} MiB in use; GPU {} has {memory_mib} MiB", usage.gpu));
         }

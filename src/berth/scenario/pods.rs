@@ -2,13 +2,13 @@
 
 use super::format::Candidate;
 use super::node::Node;
-use berth_kernel::allocation::Allocation;
-use berth_kernel::command::Command;
-use berth_kernel::names::{AllocationId, Resource};
-use berth_kernel::pod_candidates;
-use berth_kernel::pods::{Pod, PodContainer, PodsSource, PodsView, Stage};
-use berth_kernel::ports::Clock as _;
-use berth_kernel::reconcile::{CheckpointEntry, ReconcileView};
+use berth_kernel::evidence::kubelet_view::{CheckpointEntry, ReconcileView};
+use berth_kernel::evidence::pods::{Pod, PodContainer, PodsSource, PodsView, Stage};
+use berth_kernel::grants::allocation::Allocation;
+use berth_kernel::grants::pod_candidates;
+use berth_kernel::ids::names::{AllocationId, Resource};
+use berth_kernel::node::command::Command;
+use berth_kernel::node::ports::Clock as _;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 

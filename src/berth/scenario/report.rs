@@ -2,9 +2,9 @@
 
 use super::expect::Difference;
 use berth_core::stack::RecordedCall;
-use berth_kernel::describe;
-use berth_kernel::ledger::Ledger;
-use berth_kernel::policy::Hook;
+use berth_kernel::node::ledger::Ledger;
+use berth_kernel::policy::describe;
+use berth_kernel::policy::hooks::Hook;
 use serde::Serialize;
 use std::collections::VecDeque;
 use std::fmt::Write as _;
@@ -117,8 +117,8 @@ pub(super) fn call_lines(calls: &VecDeque<RecordedCall>, node: &Ledger) -> Vec<S
 #[cfg(test)]
 mod tests {
     use super::*;
-    use berth_kernel::names::Digest;
-    use berth_kernel::policy::{Answer, OfferAnswer};
+    use berth_kernel::ids::names::Digest;
+    use berth_kernel::policy::hooks::{Answer, OfferAnswer};
 
     #[test]
     fn a_failed_step_is_shown_with_line_differences_and_policy_calls() {

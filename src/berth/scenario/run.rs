@@ -5,12 +5,12 @@ use super::format::{Allocate, Place, Reading as Reported, Scenario, Step, Verb};
 use super::node::Node;
 use super::pods::Pods;
 use super::report::{Failure, call_lines};
-use berth_kernel::allocation::Allocation;
-use berth_kernel::change::Change;
-use berth_kernel::command::{Attempt, Command};
-use berth_kernel::gpu::Reading;
-use berth_kernel::names::{AllocationId, DeviceId, Resource};
-use berth_kernel::policy::{AdmitRequest, PlaceRequest};
+use berth_kernel::grants::allocation::Allocation;
+use berth_kernel::hardware::gpu::Reading;
+use berth_kernel::ids::names::{AllocationId, DeviceId, Resource};
+use berth_kernel::node::change::Change;
+use berth_kernel::node::command::{Attempt, Command};
+use berth_kernel::policy::hooks::{AdmitRequest, PlaceRequest};
 use std::collections::BTreeMap;
 
 /// A running scenario.
@@ -275,7 +275,7 @@ impl Run<'_, '_> {
 
     fn triage(&mut self, reported: &Reported) -> Result<Outcome, String> {
         let reading = Reading {
-            part: self.node.gpu(reported.gpu)?,
+            part: self.node.gpu(reported.gpu)?.as_part().clone(),
             source: reported.source.clone(),
             code: reported.code,
             detail: reported.detail.clone(),
@@ -322,7 +322,7 @@ mod tests {
         let snapshot = node.snapshot();
         let usage = |index| {
             let id = node.gpu(index).unwrap();
-            (snapshot.usage[&id].memory_used_mib, snapshot.processes_on(&id))
+            (snapshot.usage[id.as_part()].memory_used_mib, snapshot.processes_on(id.as_part()))
         };
         assert_eq!((usage(0), usage(1)), ((Some(0), Some(0)), (Some(4096), Some(3))));
     }

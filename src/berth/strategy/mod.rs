@@ -9,10 +9,10 @@ mod settled;
 
 use crate::config::{CdiGenerate, Config, GpuSource};
 use berth_gpus::cdi::{Driver, FileState, NamedDevices, OWN_FILE, OWN_KIND, file_states, named_devices};
-use berth_kernel::gpu::Part;
-use berth_kernel::ledger::Ledger;
-use berth_kernel::mig::MigStrategy;
-use berth_kernel::names::PartId;
+use berth_kernel::hardware::gpu::Part;
+use berth_kernel::hardware::mig::MigStrategy;
+use berth_kernel::ids::names::PartId;
+use berth_kernel::node::ledger::Ledger;
 use berth_kubelet::{
     Cdi, DeviceIdStrategy, DeviceListStrategy, Edits, FoundSpec, Resolution, Runtime, StrategyFacts,
     device_name, missing_nodes, resolve,
@@ -133,7 +133,7 @@ impl StrategyFinder {
             nodes: edits.node_folders(),
             hook: config.cdi.hook.clone(),
             sysfs: "/sys".into(),
-            capabilities: berth_kernel::device_nodes::MIG_MINORS.into(),
+            capabilities: berth_kernel::hardware::device_nodes::MIG_MINORS.into(),
         };
         let file = folders.last().map(|folder| folder.join(OWN_FILE)).unwrap_or_default();
         Self {

@@ -3,8 +3,8 @@
 
 use super::Access;
 use berth_gpus::cdi::{Driver, FileState, Spec, file_state, fingerprint, generate};
-use berth_kernel::device_nodes::HostFolder;
-use berth_kernel::gpu::Part;
+use berth_kernel::hardware::device_nodes::HostFolder;
+use berth_kernel::hardware::gpu::Part;
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};

@@ -1,9 +1,9 @@
 use super::*;
 use crate::config::{FileConfig, ServeArgs};
 use berth_gpus::cdi::Spec;
-use berth_kernel::gpu::{MIG_INDEX, Mig};
-use berth_kernel::names::PartId;
-use berth_kernel::pci::PciBusId;
+use berth_kernel::hardware::gpu::{MIG_INDEX, Mig};
+use berth_kernel::ids::names::{GpuId, PartId};
+use berth_kernel::ids::pci::PciBusId;
 use std::fs;
 
 /// A node with containerd 2, a driver and GPU 0.
@@ -68,8 +68,8 @@ impl TestNode {
 
 fn part(id: &str, index: u32) -> Part {
     Part {
+        gpu: GpuId::parse(id).unwrap(),
         id: PartId::parse(id).unwrap(),
-        parent: None,
         vendor: "nvidia".into(),
         model: "test".into(),
         gpu_index: index,
@@ -141,7 +141,7 @@ fn another_driver_and_other_instances_change_the_file() {
     let mut finder = node.finder("");
     let gpu = Part { mig_enabled: true, ..part("GPU-1", 1) };
     let instance = Part {
-        parent: Some(gpu.id.clone()),
+        gpu: gpu.gpu.clone(),
         mig: Some(Mig { profile: "1g.10gb".into(), gpu_instance: 7, compute_instance: 0 }),
         attributes: BTreeMap::from([(MIG_INDEX.to_owned(), "2".to_owned())]),
         ..part("MIG-1", 1)

@@ -1,10 +1,11 @@
 use super::*;
-use berth_kernel::drain::{Mark, MarkKind, Marks, Order};
-use berth_kernel::gpu::Part;
-use berth_kernel::health::Health;
-use berth_kernel::part_state::PartState;
-use berth_kernel::stuck::Stuck;
-use berth_kernel::time::Now;
+use berth_kernel::drain::marks::{Mark, MarkKind, Marks, Order};
+use berth_kernel::evidence::sighting::BlockedEnds;
+use berth_kernel::hardware::gpu::Part;
+use berth_kernel::hardware::health::Health;
+use berth_kernel::ids::names::GpuId;
+use berth_kernel::ids::time::Now;
+use berth_kernel::sharing::part_state::PartState;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -17,8 +18,8 @@ fn node(gpus: u32) -> Ledger {
     for index in 0..gpus {
         let id = gpu(index);
         let part = Part {
-            id: id.clone(),
-            parent: None,
+            gpu: GpuId::of_whole(id.clone().as_part()),
+            id: id.as_part().clone(),
             vendor: "nvidia".into(),
             model: String::new(),
             gpu_index: index,
@@ -30,15 +31,15 @@ fn node(gpus: u32) -> Ledger {
             mig: None,
             attributes: BTreeMap::new(),
         };
-        ledger.parts.insert(id.clone(), Arc::new(PartState::new(part, 0)));
+        ledger.parts.insert(id.as_part().clone(), Arc::new(PartState::new(part, 0)));
         let now = Now { wall_ms: NEW_YEAR_MS, mono_ms: 0 };
         ledger.gpus.insert(id, Arc::new(GpuState::new(Health::healthy(now))));
     }
     ledger
 }
 
-fn gpu(index: u32) -> PartId {
-    PartId::parse(&format!("GPU-{index:02}")).unwrap()
+fn gpu(index: u32) -> GpuId {
+    GpuId::parse(&format!("GPU-{index:02}")).unwrap()
 }
 
 fn with(ledger: &mut Ledger, index: u32, change: impl FnOnce(&mut GpuState)) {
@@ -108,7 +109,7 @@ fn the_message_has_each_unavailable_gpu_with_time_and_reason() {
             "GPU 0 (GPU-00) is gone since 2026-01-01T00:00:00Z, and is drained since 2026-01-01T00:00:00Z by ada",
         ),
         (
-            |l| Arc::make_mut(l.parts.get_mut(&gpu(1)).unwrap()).present = false,
+            |l| Arc::make_mut(l.parts.get_mut(gpu(1).as_part()).unwrap()).present = false,
             true,
             "GPUVanished",
             "GPU 1 (GPU-01) was not found since the daemon started",
@@ -128,14 +129,18 @@ fn the_message_has_each_unavailable_gpu_with_time_and_reason() {
         change(&mut ledger);
         assert_eq!(condition(&ledger), Condition { unavailable, reason, message: message.into() });
     }
-    let mut stuck = node(1);
+    let mut blocked_ends = node(1);
     let cause = "the checkpoint cannot be read".into();
-    stuck.stuck = Some(Arc::new(Stuck { since_wall_ms: NEW_YEAR_MS, cause, allocations: 152 }));
-    let found = condition(&stuck);
+    blocked_ends.blocked_ends =
+        Some(Arc::new(BlockedEnds { since_wall_ms: NEW_YEAR_MS, cause, allocations: 152 }));
+    let found = condition(&blocked_ends);
     assert_eq!((found.unavailable, found.reason), (true, "AllocationsStuck"));
     assert!(found.message.contains("since 2026-01-01T00:00:00Z: the checkpoint"), "{}", found.message);
-    stuck.stuck = Some(Arc::new(Stuck { allocations: 153, ..Stuck::clone(stuck.stuck.as_deref().unwrap()) }));
-    assert_eq!(condition(&stuck), found, "unchanged, so that not each grant writes to the node");
+    blocked_ends.blocked_ends = Some(Arc::new(BlockedEnds {
+        allocations: 153,
+        ..BlockedEnds::clone(blocked_ends.blocked_ends.as_deref().unwrap())
+    }));
+    assert_eq!(condition(&blocked_ends), found, "unchanged, so that not each grant writes to the node");
     assert_eq!(condition(&node(1)).message, "the GPU is available");
     assert!(!condition(&node(0)).unavailable);
 }

@@ -7,11 +7,11 @@
 
 pub mod file;
 
-use berth_kernel::gpu::Part;
-use berth_kernel::ledger::Ledger;
-use berth_kernel::mig::MigStrategy;
-use berth_kernel::names::Resource;
-use berth_kernel::part_state::PartState;
+use berth_kernel::hardware::gpu::Part;
+use berth_kernel::hardware::mig::MigStrategy;
+use berth_kernel::ids::names::Resource;
+use berth_kernel::node::ledger::Ledger;
+use berth_kernel::sharing::part_state::PartState;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Labels by key.
@@ -67,7 +67,7 @@ pub fn labels(ledger: &Ledger, facts: &Facts) -> Labels {
     let is_described =
         |part: &&PartState| part.present && !ledger.is_excluded(part) && !part.part.model.is_empty();
     let present = || ledger.parts.values().map(AsRef::as_ref).filter(is_described);
-    let gpus: Vec<&PartState> = present().filter(|p| p.part.parent.is_none()).collect();
+    let gpus: Vec<&PartState> = present().filter(|p| p.part.is_whole_gpu()).collect();
     let Some(main) = main_gpu(&gpus) else { return Labels::new() };
     let mut instances: Vec<&PartState> = present().filter(|p| p.part.mig.is_some()).collect();
     instances.sort_by_key(|p| (p.part.gpu_index, p.part.mig_index()));
@@ -203,7 +203,8 @@ impl NodeLabels<'_> {
             return;
         }
         let has_instances = |gpu: &&PartState| {
-            gpu.part.mig_enabled && instances.iter().any(|i| i.part.parent.as_ref() == Some(&gpu.part.id))
+            gpu.part.mig_enabled
+                && instances.iter().any(|i| !i.part.is_whole_gpu() && i.part.gpu == gpu.part.gpu)
         };
         if let Some(first) = instances.first().map(|first| profile(first))
             && self.gpus.iter().all(has_instances)
@@ -246,7 +247,7 @@ impl NodeLabels<'_> {
 
     /// The model of the instance's GPU.
     fn model<'p>(&'p self, instance: &'p Part) -> &'p str {
-        let gpu = self.gpus.iter().find(|gpu| Some(&gpu.part.id) == instance.parent.as_ref());
+        let gpu = self.gpus.iter().find(|gpu| gpu.part.gpu == instance.gpu);
         let own = || instance.model.split(" MIG ").next().unwrap_or_default();
         gpu.map_or_else(own, |gpu| gpu.part.model.as_str())
     }

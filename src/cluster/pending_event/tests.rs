@@ -1,25 +1,25 @@
 use super::*;
-use berth_kernel::allocation::{Allocation, Decision, Holder};
-use berth_kernel::change::{Change, Entry};
-use berth_kernel::command::Command;
-use berth_kernel::decide::decide;
-use berth_kernel::decider::Decider;
-use berth_kernel::drain::{AtDeadline, Author, Order, Owners};
-use berth_kernel::eviction::EvictionRequest;
-use berth_kernel::gpu::{Inventory, Part};
-use berth_kernel::judgement::TriagedReading;
-use berth_kernel::names::{AllocationId, DeviceId, PartId, Resource};
-use berth_kernel::offer::{Consumes, OfferLine, PartOffer};
-use berth_kernel::pods::{BypassKind, Pod, PodBypass, PodsSource, PodsView, Stage};
-use berth_kernel::policy::{Severity, TriageAnswer};
-use berth_kernel::process::{Owner, Process, ProcessIdentity, Uses};
-use berth_kernel::time::Now;
-use berth_kernel::transitions::Transitions;
+use berth_kernel::drain::eviction::EvictionRequest;
+use berth_kernel::drain::marks::{AtDeadline, Author, Order, Owners};
+use berth_kernel::evidence::pods::{BypassKind, Pod, PodBypass, PodsSource, PodsView, Stage};
+use berth_kernel::grants::allocation::{Allocation, Decision, Holder};
+use berth_kernel::hardware::gpu::{Inventory, Part};
+use berth_kernel::hardware::judgement::TriagedReading;
+use berth_kernel::hardware::process::{Owner, Process, ProcessIdentity, Uses};
+use berth_kernel::hardware::triage::{Severity, TriageAnswer};
+use berth_kernel::ids::names::{AllocationId, DeviceId, GpuId, Resource};
+use berth_kernel::ids::time::Now;
+use berth_kernel::node::change::{Change, Entry};
+use berth_kernel::node::command::Command;
+use berth_kernel::node::decide::decide;
+use berth_kernel::node::transitions::Transitions;
+use berth_kernel::policy::decider::Decider;
+use berth_kernel::sharing::offer::{Consumes, OfferLine, PartOffer};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-fn gpu() -> PartId {
-    PartId::parse("GPU-0").unwrap()
+fn gpu() -> GpuId {
+    GpuId::parse("GPU-0").unwrap()
 }
 
 fn resource() -> Resource {
@@ -58,11 +58,14 @@ impl Node {
         };
         node.scan(true);
         let line = OfferLine { resource: resource(), count: 1, consumes: Consumes::Whole };
-        node.apply(&Command::Offer(vec![(PartOffer { part: gpu(), lines: vec![line] }, "test".into())]));
+        node.apply(&Command::Offer(vec![(
+            PartOffer { part: gpu().as_part().clone(), lines: vec![line] },
+            "test".into(),
+        )]));
         let allocation = Allocation {
             id: AllocationId { store: 0, number: 0 },
             resource: resource(),
-            devices: vec![DeviceId::whole(&gpu())],
+            devices: vec![DeviceId::whole(gpu().as_part())],
             granted_wall_ms: 0,
             holder: Holder { pod_uid: Some("u".into()), ..Holder::default() },
             overlapped: false,
@@ -93,8 +96,8 @@ impl Node {
 
     pub(crate) fn scan(&mut self, present: bool) -> Vec<PendingEvent> {
         let part = Part {
-            id: gpu(),
-            parent: None,
+            gpu: GpuId::of_whole(gpu().as_part()),
+            id: gpu().as_part().clone(),
             vendor: "nvidia".into(),
             model: String::new(),
             gpu_index: 3,
@@ -111,7 +114,7 @@ impl Node {
         if let Some(pids) = &self.pids {
             let processes = pids.iter().map(|pid| Process {
                 pid: *pid,
-                part: gpu(),
+                part: gpu().as_part().clone(),
                 uses: Uses { compute: true, ..Uses::default() },
                 memory_mib: None,
                 identity: ProcessIdentity {
@@ -212,9 +215,9 @@ fn every_change_of_a_drain_is_one_event() {
 fn changes_of_health_are_events_with_their_reason() {
     let mut node = Node::new();
     let sick = |severity, reason: &str| {
-        let (part, source) = (gpu(), "xid".into());
+        let (part, source) = (gpu().as_part().clone(), "xid".into());
         Command::ApplyTriage(TriagedReading {
-            reading: berth_kernel::gpu::Reading { part, source, code: 79, detail: String::new() },
+            reading: berth_kernel::hardware::gpu::Reading { part, source, code: 79, detail: String::new() },
             answer: TriageAnswer { severity, reason: reason.into(), again_after_s: Some(1) },
             by: Decider::Baseline,
         })
@@ -286,7 +289,7 @@ fn an_evicted_pod_has_an_event_with_the_reason() {
 fn a_hold_and_its_end_are_events() {
     let mut node = Node::new();
     let before = node.ledger.clone();
-    node.ledger.hold = Some("all vanished".into());
+    node.ledger.ends_withheld = Some("all vanished".into());
     let held = node.ledger;
     assert_eq!(one(&events_between(before.clone(), &held)).0, "AllocationsOnHold");
     assert_eq!(events_between(held.clone(), &held), []);

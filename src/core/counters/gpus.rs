@@ -103,7 +103,7 @@ impl GpuCounters {
         *self.restart_reason.lock() = why;
     }
 
-    /// Why only a restart of the container can help, if so: see [`berth_kernel::ports::Gpus::restart_reason`].
+    /// Why only a restart of the container can help, if so: see [`berth_kernel::node::ports::Gpus::restart_reason`].
     #[must_use]
     pub fn restart_reason(&self) -> Option<String> {
         self.restart_reason.lock().clone()

@@ -6,11 +6,11 @@
 
 mod series;
 
-use berth_kernel::gpu::Load;
-use berth_kernel::gpu_holders::{PodName, PodUse, gpu_holders, pod_uses};
-use berth_kernel::ledger::Ledger;
-use berth_kernel::names::PartId;
-use berth_kernel::time::Now;
+use berth_kernel::grants::gpu_holders::{PodName, PodUse, gpu_holders, pod_uses};
+use berth_kernel::hardware::gpu::Load;
+use berth_kernel::ids::names::GpuId;
+use berth_kernel::ids::time::Now;
+use berth_kernel::node::ledger::Ledger;
 use parking_lot::Mutex;
 use series::{SLOTS, Series, Step, steps};
 use std::collections::BTreeMap;
@@ -41,7 +41,7 @@ pub const BYTES_MAX: usize = GPUS_MAX * GPU_BYTES + PODS_MAX * POD_BYTES;
 pub struct GpuHistory {
     kept: Mutex<SeriesStore>,
     /// The loads of the last scan; empty while the GPUs cannot be read.
-    newest: Mutex<Arc<BTreeMap<PartId, Load>>>,
+    newest: Mutex<Arc<BTreeMap<GpuId, Load>>>,
 }
 
 /// The past of one GPU.
@@ -85,7 +85,7 @@ pub struct PodPoint {
 
 impl GpuHistory {
     /// Adds a scan: its loads, and memory and pods of the ledger that it led to.
-    pub fn add(&self, ledger: &Ledger, loads: BTreeMap<PartId, Load>, now: Now) {
+    pub fn add(&self, ledger: &Ledger, loads: BTreeMap<GpuId, Load>, now: Now) {
         self.kept.lock().add(ledger, &loads, now);
         *self.newest.lock() = Arc::new(loads);
     }
@@ -97,13 +97,13 @@ impl GpuHistory {
 
     /// The loads of the last scan by GPU; those of GPUs that did not answer it are missing.
     #[must_use]
-    pub fn loads(&self) -> Arc<BTreeMap<PartId, Load>> {
+    pub fn loads(&self) -> Arc<BTreeMap<GpuId, Load>> {
         Arc::clone(&self.newest.lock())
     }
 
     /// The past of a GPU in at most `points` equal steps. Empty for a GPU that no scan has found.
     #[must_use]
-    pub fn past(&self, gpu: &PartId, last: Duration, points: u64, now: Now) -> Past {
+    pub fn past(&self, gpu: &GpuId, last: Duration, points: u64, now: Now) -> Past {
         self.kept.lock().past(gpu, last, points, now)
     }
 }
@@ -113,8 +113,8 @@ struct SeriesStore {
     /// Wall time less monotonic time of the first scan, milliseconds. Series have monotonic times plus this, so that
     /// their slots begin at full minutes, and a wall clock that jumps moves none of them.
     offset_ms: Option<u64>,
-    gpus: BTreeMap<PartId, GpuSeries>,
-    pods: BTreeMap<(PartId, PodName), PodSeries>,
+    gpus: BTreeMap<GpuId, GpuSeries>,
+    pods: BTreeMap<(GpuId, PodName), PodSeries>,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -154,19 +154,19 @@ impl PodSeries {
 }
 
 impl SeriesStore {
-    fn add(&mut self, ledger: &Ledger, loads: &BTreeMap<PartId, Load>, now: Now) {
+    fn add(&mut self, ledger: &Ledger, loads: &BTreeMap<GpuId, Load>, now: Now) {
         let offset_ms = *self.offset_ms.get_or_insert(now.wall_ms.saturating_sub(now.mono_ms));
         let at = now.mono_ms.saturating_add(offset_ms);
         let oldest = at.saturating_sub(milliseconds(LAST_MAX));
         self.gpus.retain(|_, series| series.seen_ms >= oldest);
         self.pods.retain(|_, series| series.seen_ms >= oldest);
         let (holders, uses) = (gpu_holders(ledger), pod_uses(ledger));
-        let present_gpus = ledger.parts.values().filter(|part| part.present && part.part.parent.is_none());
+        let present_gpus = ledger.parts.values().filter(|part| part.present && part.part.is_whole_gpu());
         let answered: Vec<_> =
-            present_gpus.filter(|part| !ledger.scan_errors.contains_key(&part.part.id)).collect();
+            present_gpus.filter(|part| !ledger.scan_errors.contains_key(&part.part.gpu)).collect();
         // The series of all GPUs and pods of this scan get its time first, so that a new series replaces none of them.
         for part in &answered {
-            if let Some(series) = self.gpus.get_mut(&part.part.id) {
+            if let Some(series) = self.gpus.get_mut(&part.part.gpu) {
                 series.seen_ms = at;
             }
         }
@@ -176,14 +176,17 @@ impl SeriesStore {
             }
         }
         for part in answered {
-            let gpu = &part.part.id;
+            let gpu = &part.part.gpu;
             let Some(series) = series_for(&mut self.gpus, gpu, GPUS_MAX, at, |series| series.seen_ms) else {
                 continue;
             };
             series.seen_ms = at;
             let is_memory_known = part.part.memory_mib > 0;
-            let used =
-                ledger.usage.get(gpu).filter(|_| is_memory_known).and_then(|usage| usage.memory_used_mib);
+            let used = ledger
+                .usage
+                .get(&part.part.id)
+                .filter(|_| is_memory_known)
+                .and_then(|usage| usage.memory_used_mib);
             let granted = holders.get(gpu).and_then(|holders| holders.memory_granted_mib);
             let load = loads.get(gpu).cloned().unwrap_or_default();
             add_known(&mut series.memory_used, at, used);
@@ -208,7 +211,7 @@ impl SeriesStore {
         }
     }
 
-    fn past(&self, gpu: &PartId, last: Duration, points: u64, now: Now) -> Past {
+    fn past(&self, gpu: &GpuId, last: Duration, points: u64, now: Now) -> Past {
         let offset_ms = self.offset_ms.unwrap_or(now.wall_ms.saturating_sub(now.mono_ms));
         let now_ms = now.mono_ms.saturating_add(offset_ms);
         let steps = steps(now_ms, milliseconds(last), points);

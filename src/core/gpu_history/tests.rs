@@ -1,14 +1,15 @@
 //! Samples of ledgers, limits, and the memory that a full history takes.
 
 use super::*;
-use berth_kernel::allocation::Holder;
-use berth_kernel::gpu::Usage;
-use berth_kernel::part_state::PartState;
-use berth_kernel::process::{ProcessTable, TrackedProcess};
-use test_node::{Node, of_pod, part, process};
+use berth_kernel::grants::allocation::Holder;
+use berth_kernel::hardware::gpu::Usage;
+use berth_kernel::hardware::process::{ProcessTable, TrackedProcess};
+use berth_kernel::ids::names::GpuId;
+use berth_kernel::sharing::part_state::PartState;
+use test_node::{Node, gpu_id, of_pod, part, process};
 
 #[allow(dead_code, reason = "shared with the tests of other crates")]
-#[path = "../../kernel/test_node.rs"]
+#[path = "../../kernel/node/test_node.rs"]
 mod test_node;
 
 const HOUR: Duration = Duration::from_secs(3600);
@@ -49,11 +50,11 @@ fn a_scan_adds_memory_load_and_the_use_of_each_pod() {
     use_memory(&mut node, "GPU-0", 700);
     let history = GpuHistory::default();
     for (utilization, processes) in [(80, [(1, 30), (2, 20)]), (60, [(1, 30), (3, 10)])] {
-        let loads = BTreeMap::from([(part("GPU-0"), load(utilization, &processes))]);
+        let loads = BTreeMap::from([(gpu_id("GPU-0"), load(utilization, &processes))]);
         history.add(&node.ledger, loads, node.now);
         node.pass(2);
     }
-    let past = history.past(&part("GPU-0"), HOUR, 240, node.now);
+    let past = history.past(&gpu_id("GPU-0"), HOUR, 240, node.now);
     assert_eq!(past.step_s, 15);
     let [point] = past.gpu[..] else { panic!("{past:?}") };
     assert_eq!((point.memory_used_mib, point.memory_granted_mib), (Some(700), Some(81_920)));
@@ -62,10 +63,10 @@ fn a_scan_adds_memory_load_and_the_use_of_each_pod() {
     let [(name, points)] = &past.pods[..] else { panic!("{past:?}") };
     assert_eq!((name.namespace.as_str(), name.pod.as_str()), ("default", "a"));
     assert_eq!((points[0].memory_used_mib, points[0].utilization_percent), (Some(200), Some(40)));
-    let other = history.past(&part("GPU-1"), HOUR, 240, node.now);
+    let other = history.past(&gpu_id("GPU-1"), HOUR, 240, node.now);
     assert_eq!((other.gpu[0].memory_granted_mib, other.gpu[0].memory_used_mib), (Some(0), None));
     assert!(other.pods.is_empty());
-    assert_eq!(history.loads()[&part("GPU-0")].utilization_percent, Some(60));
+    assert_eq!(history.loads()[&gpu_id("GPU-0")].utilization_percent, Some(60));
     history.scan_failed();
     assert!(history.loads().is_empty());
 }
@@ -80,13 +81,13 @@ fn a_gpu_that_vanishes_keeps_its_past_for_a_day_and_gets_no_new_points() {
     let gone = Arc::make_mut(node.ledger.parts.get_mut(&part("GPU-0")).unwrap());
     gone.present = false;
     history.add(&node.ledger, BTreeMap::new(), node.now);
-    assert_eq!(history.past(&part("GPU-0"), HOUR, 240, node.now).gpu.len(), 1);
+    assert_eq!(history.past(&gpu_id("GPU-0"), HOUR, 240, node.now).gpu.len(), 1);
     node.pass(23 * 3600);
-    assert_eq!(history.past(&part("GPU-0"), LAST_MAX, 240, node.now).gpu.len(), 1);
+    assert_eq!(history.past(&gpu_id("GPU-0"), LAST_MAX, 240, node.now).gpu.len(), 1);
     node.pass(3600);
     history.add(&node.ledger, BTreeMap::new(), node.now);
-    assert!(history.past(&part("GPU-0"), LAST_MAX, 240, node.now).gpu.is_empty());
-    assert!(!history.kept.lock().gpus.contains_key(&part("GPU-0")));
+    assert!(history.past(&gpu_id("GPU-0"), LAST_MAX, 240, node.now).gpu.is_empty());
+    assert!(!history.kept.lock().gpus.contains_key(&gpu_id("GPU-0")));
 }
 
 #[test]
@@ -96,12 +97,12 @@ fn a_wall_clock_that_jumps_moves_all_points_and_loses_none() {
     let history = GpuHistory::default();
     history.add(&node.ledger, BTreeMap::new(), node.now);
     node.pass(60);
-    let before = history.past(&part("GPU-0"), HOUR, 240, node.now).gpu;
+    let before = history.past(&gpu_id("GPU-0"), HOUR, 240, node.now).gpu;
     node.now.wall_ms += 7;
-    assert_eq!(history.past(&part("GPU-0"), HOUR, 240, node.now).gpu, before, "milliseconds do not count");
+    assert_eq!(history.past(&gpu_id("GPU-0"), HOUR, 240, node.now).gpu, before, "milliseconds do not count");
     node.now.wall_ms -= 500_007;
     history.add(&node.ledger, BTreeMap::new(), node.now);
-    let after = history.past(&part("GPU-0"), HOUR, 240, node.now).gpu;
+    let after = history.past(&gpu_id("GPU-0"), HOUR, 240, node.now).gpu;
     assert_eq!(after.len(), 2);
     assert_eq!(before[0].at_wall_ms - after[0].at_wall_ms, 500_000);
 }
@@ -129,7 +130,7 @@ fn full_node(gpus: usize, pods: usize) -> Node {
     for gpu in 0..gpus {
         let id = format!("GPU-8a56a4bc-e184-a047-2620-be19fdf91{gpu:03}");
         let mut state = model.clone();
-        state.part.id = part(&id);
+        (state.part.id, state.part.gpu) = (part(&id), gpu_id(&id));
         node.ledger.parts.insert(part(&id), Arc::new(state));
         use_memory(&mut node, &id, 70_000);
         let mut on_gpu = Vec::new();
@@ -144,7 +145,7 @@ fn full_node(gpus: usize, pods: usize) -> Node {
                 is_reported: false,
             });
         }
-        by_gpu.insert(part(&id), on_gpu);
+        by_gpu.insert(gpu_id(&id), on_gpu);
     }
     name_pods(&mut node);
     node.ledger.processes = Arc::new(ProcessTable { by_gpu, ..ProcessTable::clone(&node.ledger.processes) });
@@ -175,7 +176,8 @@ fn bytes_after_a_day(node: &mut Node) -> (usize, usize) {
     let all: Vec<u32> = (0..4_000).collect();
     let percents: Vec<_> = all.iter().map(|pid| (*pid, 3)).collect();
     let full = Load { power_watts: Some(700), ..load(99, &percents) };
-    let loads: BTreeMap<_, _> = node.ledger.parts.keys().map(|gpu| (gpu.clone(), full.clone())).collect();
+    let loads: BTreeMap<_, _> =
+        node.ledger.parts.values().map(|part| (part.part.gpu.clone(), full.clone())).collect();
     for _ in 0..3 {
         kept.add(&node.ledger, &loads, node.now);
         node.pass(8 * 3600);
@@ -184,8 +186,8 @@ fn bytes_after_a_day(node: &mut Node) -> (usize, usize) {
     let pods: usize = kept.pods.values().map(PodSeries::bytes).sum();
     let names: usize =
         kept.pods.keys().map(|(gpu, name)| gpu.as_str().len() + name.namespace.len() + name.pod.len()).sum();
-    let entries = kept.gpus.len() * size_of::<(PartId, GpuSeries)>()
-        + kept.pods.len() * size_of::<((PartId, PodName), PodSeries)>();
+    let entries = kept.gpus.len() * size_of::<(GpuId, GpuSeries)>()
+        + kept.pods.len() * size_of::<((GpuId, PodName), PodSeries)>();
     (gpus + pods, names + entries)
 }
 

@@ -6,8 +6,8 @@
 //! next keeper loads the store before it appends, and so finds out what is stored.
 
 use super::{CommandError, CommandResult};
-use berth_kernel::ports::{Store, StoreError, Waker};
-use berth_kernel::record::{Record, Write};
+use berth_kernel::node::ports::{Store, StoreError, Waker};
+use berth_kernel::node::record::{Record, Write};
 use parking_lot::{Condvar, Mutex};
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;

@@ -3,8 +3,8 @@
 use super::{CommandError, CommandResult, Keeper, Snapshot, StoreFailure};
 use crate::counters::Counters;
 use crate::spans;
-use berth_kernel::command::Command;
-use berth_kernel::steps::{Step, pass};
+use berth_kernel::node::command::Command;
+use berth_kernel::node::steps::{Step, pass};
 use crossbeam_channel::{Receiver, Sender, TrySendError, bounded, select_biased};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::{oneshot, watch};
 use tracing::Span;
 
-/// Capacity of the kubelet's inbox: it calls serially, so one command per resource ([`berth_kernel::offer::RESOURCES_MAX`] = 64).
+/// Capacity of the kubelet's inbox: it calls serially, so one command per resource ([`berth_kernel::sharing::offer::RESOURCES_MAX`] = 64).
 pub const KUBELET_INBOX: usize = 64;
 /// Capacity of the other inbox: a turn takes well under a millisecond with a disk of 0.2 ms, so a
 /// full inbox is a fraction of a second of work. A full inbox refuses instead of waiting.

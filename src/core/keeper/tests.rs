@@ -1,12 +1,12 @@
 use super::inbox::{Inboxes, Request, run};
 use super::*;
-use berth_kernel::command::{Attempt, StackAnswer};
-use berth_kernel::gpu::{Inventory, Part};
-use berth_kernel::names::{DeviceId, PartId, Resource};
-use berth_kernel::offer::{Consumes, OfferLine, PartOffer};
-use berth_kernel::policy::{AdmitRequest, Terms};
-use berth_kernel::record::{Record, RecordKey, Write};
-use berth_kernel::time::Now;
+use berth_kernel::hardware::gpu::{Inventory, Part};
+use berth_kernel::ids::names::{DeviceId, GpuId, Resource};
+use berth_kernel::ids::time::Now;
+use berth_kernel::node::command::{Attempt, StackAnswer};
+use berth_kernel::node::record::{Record, RecordKey, Write};
+use berth_kernel::policy::hooks::{AdmitRequest, Terms};
+use berth_kernel::sharing::offer::{Consumes, OfferLine, PartOffer};
 use crossbeam_channel::{Receiver, Sender, bounded};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -74,8 +74,8 @@ impl Store for TestDisk {
     }
 }
 
-fn gpu(i: u32) -> PartId {
-    PartId::parse(&format!("GPU-{i}")).unwrap()
+fn gpu(i: u32) -> GpuId {
+    GpuId::parse(&format!("GPU-{i}")).unwrap()
 }
 
 fn resource() -> Resource {
@@ -84,8 +84,8 @@ fn resource() -> Resource {
 
 fn gpus(count: u32) -> Inventory {
     let part = |i| Part {
-        id: gpu(i),
-        parent: None,
+        gpu: gpu(i),
+        id: gpu(i).as_part().clone(),
         vendor: "nvidia".into(),
         model: String::new(),
         gpu_index: i,
@@ -107,14 +107,14 @@ fn keeper() -> (Keeper, TestDisk, Arc<ManualClock>) {
     let mut keeper = Keeper::open(store, Rules::default(), clock.clone()).unwrap();
     keeper.turn(&Command::RecordScan(gpus(2))).unwrap();
     let line = OfferLine { resource: resource(), count: 1, consumes: Consumes::Whole };
-    let offer = |i| (PartOffer { part: gpu(i), lines: vec![line.clone()] }, "test".into());
+    let offer = |i| (PartOffer { part: gpu(i).as_part().clone(), lines: vec![line.clone()] }, "test".into());
     keeper.turn(&Command::Offer((0..2).map(offer).collect())).unwrap();
     (keeper, disk, clock)
 }
 
 fn allocate(i: u32) -> Command {
     Command::Allocate {
-        request: AdmitRequest { resource: resource(), devices: vec![DeviceId::whole(&gpu(i))] },
+        request: AdmitRequest { resource: resource(), devices: vec![DeviceId::whole(gpu(i).as_part())] },
         answer: StackAnswer::Allow { by: vec!["test".into()], terms: Terms::default() },
         evaluated: None,
         attempt: Attempt::Last { asked_mono_ms: 0 },
@@ -138,7 +138,7 @@ fn an_allocate_whose_caller_stopped_waiting_is_not_granted() {
     run(keeper, &inboxes);
     answer.try_recv().unwrap().unwrap();
     let live: Vec<_> = snapshots.borrow_and_update().live.values().map(|a| a.devices.clone()).collect();
-    assert_eq!(live, [[DeviceId::whole(&gpu(1))]]);
+    assert_eq!(live, [[DeviceId::whole(gpu(1).as_part())]]);
 }
 
 #[test]
@@ -150,15 +150,18 @@ fn a_failed_gpu_is_published_although_the_disk_is_gone() {
     // One GPU vanished. That cannot be recorded, but it is published.
     let _ = keeper.turn(&Command::RecordScan(gpus(1)));
     let snapshot = keeper.snapshot();
-    assert!(!snapshot.is_usable(snapshot.part(&gpu(1)).unwrap()));
-    assert!(snapshot.is_usable(snapshot.part(&gpu(0)).unwrap()));
+    assert!(!snapshot.is_usable(snapshot.part(gpu(1).as_part()).unwrap()));
+    assert!(snapshot.is_usable(snapshot.part(gpu(0).as_part()).unwrap()));
     assert!(snapshot.live.is_empty());
     // Granting works again once the disk does.
     disk.set_fault(None);
     clock.0.fetch_add(10_000, Ordering::Relaxed);
     keeper.turn(&allocate(0)).unwrap();
     let snapshot = keeper.snapshot();
-    assert!(!snapshot.is_usable(snapshot.part(&gpu(1)).unwrap()), "the vanished GPU stays withdrawn");
+    assert!(
+        !snapshot.is_usable(snapshot.part(gpu(1).as_part()).unwrap()),
+        "the vanished GPU stays withdrawn"
+    );
 }
 
 #[test]
@@ -247,7 +250,7 @@ fn another_keeper_takes_over_while_an_append_hangs() {
     // One GPU vanished, which is published all the same.
     let _ = handle.execute(Command::RecordScan(gpus(1)));
     let snapshot = handle.snapshot();
-    assert!(!snapshot.is_usable(snapshot.part(&gpu(1)).unwrap()));
+    assert!(!snapshot.is_usable(snapshot.part(gpu(1).as_part()).unwrap()));
     assert!(snapshot.live.is_empty());
     drop(open);
     // On a busy machine each further call may be late as well, so commands are repeated.

@@ -1,8 +1,8 @@
 //! Comparisons of a candidate policy's answers with the outcomes of decisions.
 
-use berth_kernel::compare::AnswerComparison;
-use berth_kernel::names::Digest;
-use berth_kernel::policy::Hook;
+use berth_kernel::ids::names::Digest;
+use berth_kernel::policy::compare::AnswerComparison;
+use berth_kernel::policy::hooks::Hook;
 use std::collections::BTreeMap;
 
 /// A policy that might be activated.

@@ -3,8 +3,8 @@
 use super::shadow::Shadows;
 use crate::priority::lower_priority;
 use crate::stack::policy_stats::PolicyStats;
-use berth_kernel::decision::NewDecision;
-use berth_kernel::ports::{Input, Journal, JournalError, PolicyRuntime};
+use berth_kernel::node::ports::{Input, Journal, JournalError, PolicyRuntime};
+use berth_kernel::policy::decision::NewDecision;
 use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
 use std::convert::Infallible;
 use std::sync::Arc;

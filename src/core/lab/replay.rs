@@ -1,11 +1,11 @@
 //! Replays: a candidate policy's answers to recorded decisions, compared with their outcomes.
 
 use super::comparison::{Candidate, CountsByHook, Difference};
-use berth_kernel::compare::compare;
-use berth_kernel::decision::{Decision, Filter};
-use berth_kernel::pod_candidates::may_have_rules_about_pods;
-use berth_kernel::policy::PolicyVersion;
-use berth_kernel::ports::{Input, Journal, JournalError, PolicyRuntime};
+use berth_kernel::grants::pod_candidates::may_have_rules_about_pods;
+use berth_kernel::node::ports::{Input, Journal, JournalError, PolicyRuntime};
+use berth_kernel::policy::compare::compare;
+use berth_kernel::policy::decision::{Decision, Filter};
+use berth_kernel::policy::version::PolicyVersion;
 use std::time::{Duration, Instant};
 
 /// Time limit of one replay; the report says where the next one continues.

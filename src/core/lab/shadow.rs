@@ -3,12 +3,12 @@
 
 use super::comparison::{Candidate, CountsByHook, Difference};
 use crate::stack::CALL_MS_MAX;
-use berth_kernel::compare::{AnswerComparison, compare};
-use berth_kernel::decision::NewDecision;
-use berth_kernel::pod_candidates::may_have_rules_about_pods;
-use berth_kernel::policy_call::Call;
-use berth_kernel::ports::PolicyRuntime;
-use berth_kernel::time::Now;
+use berth_kernel::grants::pod_candidates::may_have_rules_about_pods;
+use berth_kernel::ids::time::Now;
+use berth_kernel::node::ports::Call;
+use berth_kernel::node::ports::PolicyRuntime;
+use berth_kernel::policy::compare::{AnswerComparison, compare};
+use berth_kernel::policy::decision::NewDecision;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 

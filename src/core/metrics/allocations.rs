@@ -3,7 +3,7 @@
 use super::families::Families;
 use super::scrape::Scrape;
 use super::table;
-use berth_kernel::names::{PartId, Resource};
+use berth_kernel::ids::names::{GpuId, PartId, Resource};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
@@ -20,7 +20,7 @@ pub(super) fn encode(scrape: &Scrape, families: &mut Families<'_>) -> fmt::Resul
         }),
     )?;
     let live = live(scrape);
-    let index = |gpu: &PartId| {
+    let index = |gpu: &GpuId| {
         let listed = scrape.gpus.iter().find(|(_, id)| id == gpu);
         listed.map_or("", |(index, _)| index.as_str())
     };
@@ -34,9 +34,10 @@ pub(super) fn encode(scrape: &Scrape, families: &mut Families<'_>) -> fmt::Resul
     families.counter(&table::ENDED, with_zeros(scrape, &counters.ends(), &REASONS))?;
     let refusals = scrape.counters.kubelet.refusals();
     families.counter(&table::REFUSALS, refusals.iter().map(|(kind, n)| (vec![*kind], *n)))?;
-    families.value(&table::ON_HOLD, Some(u64::from(scrape.ledger.hold.is_some())))?;
-    let stuck = scrape.ledger.stuck.as_deref().map_or(0, |stuck| stuck.allocations);
-    families.value(&table::STUCK, Some(u64::try_from(stuck).unwrap_or(u64::MAX)))
+    families.value(&table::ON_HOLD, Some(u64::from(scrape.ledger.ends_withheld.is_some())))?;
+    let blocked_ends =
+        scrape.ledger.blocked_ends.as_deref().map_or(0, |blocked_ends| blocked_ends.allocations);
+    families.value(&table::STUCK, Some(u64::try_from(blocked_ends).unwrap_or(u64::MAX)))
 }
 
 /// Number of a resource's devices in each of [`STATES`].
@@ -56,17 +57,17 @@ fn states(scrape: &Scrape, resource: &Resource) -> [u64; 4] {
 }
 
 /// Number of live allocations by resource and GPU; 0 for pairs without one whose GPU offers the resource.
-fn live(scrape: &Scrape) -> BTreeMap<(Resource, PartId), u64> {
+fn live(scrape: &Scrape) -> BTreeMap<(Resource, GpuId), u64> {
     let ledger = &scrape.ledger;
-    let mut counts: BTreeMap<(Resource, PartId), u64> = BTreeMap::new();
+    let mut counts: BTreeMap<(Resource, GpuId), u64> = BTreeMap::new();
     for part in ledger.parts.values() {
         for (resource, _) in part.devices.keys() {
-            counts.entry((resource.clone(), part.part.gpu().clone())).or_default();
+            counts.entry((resource.clone(), part.part.gpu.clone())).or_default();
         }
     }
     for allocation in ledger.live.values() {
-        let gpu = |part: &PartId| ledger.part(part).map(|part| part.part.gpu().clone());
-        let gpus: BTreeSet<PartId> = allocation.devices.iter().filter_map(|id| gpu(&id.part)).collect();
+        let gpu = |part: &PartId| ledger.part(part).map(|part| part.part.gpu.clone());
+        let gpus: BTreeSet<GpuId> = allocation.devices.iter().filter_map(|id| gpu(&id.part)).collect();
         for gpu in gpus {
             *counts.entry((allocation.resource.clone(), gpu)).or_default() += 1;
         }

@@ -3,12 +3,12 @@
 use super::families::{Families, wall_seconds};
 use super::scrape::Scrape;
 use super::table;
-use berth_kernel::attribution::Attributions;
-use berth_kernel::evict::{EvictionStatus, holders};
-use berth_kernel::gpu::Part;
-use berth_kernel::health::HealthState;
-use berth_kernel::ledger::Ledger;
-use berth_kernel::names::PartId;
+use berth_kernel::drain::eviction_plan::{EvictionStatus, holders};
+use berth_kernel::evidence::attribution::Attributions;
+use berth_kernel::hardware::gpu::Part;
+use berth_kernel::hardware::health::HealthState;
+use berth_kernel::ids::names::GpuId;
+use berth_kernel::node::ledger::Ledger;
 use std::collections::BTreeMap;
 use std::fmt;
 
@@ -21,19 +21,19 @@ const DRAIN: [&str; 4] = ["active", "cordoned", "draining", "drained"];
 const MIB: u64 = 1024 * 1024;
 
 /// Index and UUID of the GPUs with metrics, ordered by index.
-pub(super) fn shown(ledger: &Ledger) -> Vec<(String, PartId)> {
-    let indexed = |id: &PartId| (main_part(ledger, id).map_or(u32::MAX, |part| part.gpu_index), id.clone());
+pub(super) fn shown(ledger: &Ledger) -> Vec<(String, GpuId)> {
+    let indexed = |id: &GpuId| (main_part(ledger, id).map_or(u32::MAX, |part| part.gpu_index), id.clone());
     let mut gpus: Vec<_> = ledger.gpus.keys().map(indexed).collect();
     gpus.sort();
     // Empty for a GPU that vanished and whose index another one has now: two GPUs must not share a label.
-    let label = |id: &PartId| ledger.index_of(id).map(|index| index.to_string()).unwrap_or_default();
+    let label = |id: &GpuId| ledger.index_of(id).map(|index| index.to_string()).unwrap_or_default();
     gpus.into_iter().take(GPUS_SHOWN_MAX).map(|(_, id)| (label(&id), id)).collect()
 }
 
 /// The whole GPU, or its first MIG instance if only instances are known.
-fn main_part<'l>(ledger: &'l Ledger, gpu: &PartId) -> Option<&'l Part> {
-    let any = || ledger.parts.values().map(AsRef::as_ref).find(|part| part.part.gpu() == gpu);
-    ledger.part(gpu).or_else(any).map(|part| &part.part)
+fn main_part<'l>(ledger: &'l Ledger, gpu: &GpuId) -> Option<&'l Part> {
+    let any = || ledger.parts.values().map(AsRef::as_ref).find(|part| &part.part.gpu == gpu);
+    ledger.part(gpu.as_part()).or_else(any).map(|part| &part.part)
 }
 
 fn health(state: HealthState, present: bool) -> &'static str {
@@ -55,15 +55,15 @@ pub(super) fn encode(scrape: &Scrape, families: &mut Families<'_>) -> fmt::Resul
         }),
     )?;
     families.value(&table::GPUS_UNIDENTIFIED, u64::try_from(ledger.unidentified.len()).ok())?;
-    let present = |id: &PartId| ledger.parts.values().any(|p| p.present && p.part.gpu() == id);
+    let present = |id: &GpuId| ledger.parts.values().any(|p| p.present && &p.part.gpu == id);
     families.gauge(&table::GPU_PRESENT, gpus().map(|(labels, id)| (labels, u64::from(present(id)))))?;
     // The memory of a GPU is unknown if only its instances are known.
-    let whole = parts().filter(|(_, part)| part.parent.is_none());
+    let whole = parts().filter(|(_, part)| part.is_whole_gpu());
     let known = whole.filter(|(_, part)| part.memory_mib > 0);
     families.gauge(&table::GPU_CAPACITY, known.map(|(labels, part)| (labels, part.memory_mib * MIB)))?;
-    let is_known = |id: &PartId| main_part(ledger, id).is_some_and(|part| part.memory_mib > 0);
-    let usage = |id: &PartId| ledger.usage.get(id).filter(|_| is_known(id));
-    let used = |id: &PartId| usage(id)?.memory_used_mib.map(|mib| mib * MIB);
+    let is_known = |id: &GpuId| main_part(ledger, id).is_some_and(|part| part.memory_mib > 0);
+    let usage = |id: &GpuId| ledger.usage.get(id.as_part()).filter(|_| is_known(id));
+    let used = |id: &GpuId| usage(id)?.memory_used_mib.map(|mib| mib * MIB);
     families.gauge(&table::GPU_USED, gpus().filter_map(|(labels, id)| Some((labels, used(id)?))))?;
     let loads = || gpus().filter_map(|(labels, id)| Some((labels, scrape.loads.get(id)?)));
     let utilization =
@@ -74,9 +74,10 @@ pub(super) fn encode(scrape: &Scrape, families: &mut Families<'_>) -> fmt::Resul
     families.gauge(&table::GPU_TEMPERATURE, temperature)?;
     let power = loads().filter_map(|(labels, load)| Some((labels, u64::from(load.power_watts?))));
     families.gauge(&table::GPU_POWER, power)?;
-    let processes = gpus().filter_map(|(labels, id)| Some((labels, ledger.processes_on(id)?.into())));
+    let processes =
+        gpus().filter_map(|(labels, id)| Some((labels, ledger.processes_on(id.as_part())?.into())));
     families.gauge(&table::GPU_PROCESSES, processes)?;
-    let mut bypasses: BTreeMap<PartId, u64> = BTreeMap::new();
+    let mut bypasses: BTreeMap<GpuId, u64> = BTreeMap::new();
     for bypass in Attributions::new(ledger).bypasses() {
         *bypasses.entry(bypass.gpu).or_default() += 1;
     }

@@ -3,7 +3,7 @@
 //! A scrape reads snapshots and counters; it never waits for the keeper or the policy thread, so frequent scrapes delay no
 //! Allocate. Each family is a row of [`table`], encoded by the module of its subject; nothing is registered globally.
 //!
-//! Label values are bounded: GPUs ([`GPUS_SHOWN_MAX`]), resources ([`berth_kernel::offer::RESOURCES_MAX`] at a time, and
+//! Label values are bounded: GPUs ([`GPUS_SHOWN_MAX`]), resources ([`berth_kernel::sharing::offer::RESOURCES_MAX`] at a time, and
 //! [`crate::counters::RESOURCES_COUNTED_MAX`] over time), policy versions
 //! ([`crate::stack::VERSIONS_COUNTED_MAX`]), XIDs ([`crate::counters::XIDS_COUNTED_MAX`]), routes
 //! ([`crate::counters::ROUTES_COUNTED_MAX`]); all others are closed lists. Pods and namespaces are not labels.
@@ -20,7 +20,7 @@ mod scrape;
 pub mod table;
 
 use crate::{Core, KernelHandle, Lab};
-use berth_kernel::listing::listing;
+use berth_kernel::sharing::listing::listing;
 use families::Families;
 pub use gpus::GPUS_SHOWN_MAX;
 use prometheus_client::collector::Collector;

@@ -3,10 +3,10 @@
 use crate::counters::Counters;
 use crate::keeper::Snapshot;
 use crate::stack::{CallCounters, PolicyStatuses};
-use berth_kernel::gpu::Load;
-use berth_kernel::listing::ListedDevice;
-use berth_kernel::names::{PartId, Resource};
-use berth_kernel::ports::JournalStats;
+use berth_kernel::hardware::gpu::Load;
+use berth_kernel::ids::names::{GpuId, Resource};
+use berth_kernel::node::ports::JournalStats;
+use berth_kernel::sharing::listing::ListedDevice;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
@@ -31,9 +31,9 @@ pub(super) struct Scrape {
     pub(super) about: CheckResults,
     pub(super) ledger: Snapshot,
     /// Index and UUID of the GPUs with metrics.
-    pub(super) gpus: Vec<(String, PartId)>,
+    pub(super) gpus: Vec<(String, GpuId)>,
     /// The loads of the GPUs at the last scan.
-    pub(super) loads: Arc<BTreeMap<PartId, Load>>,
+    pub(super) loads: Arc<BTreeMap<GpuId, Load>>,
     pub(super) listed: BTreeMap<Resource, Vec<ListedDevice>>,
     /// Resources with metrics of grants and ends.
     pub(super) counted: BTreeSet<String>,

@@ -1,8 +1,8 @@
 //! Streams the bytes of a policy to a client of any speed: at most one chunk is in memory, and the last chunk is sent only if
 //! all bytes match the digest.
 
-use berth_kernel::names::Digest;
-use berth_kernel::ports::{InstallError, PolicyFiles};
+use berth_kernel::ids::names::Digest;
+use berth_kernel::node::ports::{InstallError, PolicyFiles};
 use sha2::{Digest as _, Sha256};
 use std::fmt;
 use std::sync::Arc;
@@ -88,8 +88,8 @@ fn matches(hash: Sha256, digest: &Digest) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use berth_kernel::policy::PolicyVersion;
-    use berth_kernel::time::Now;
+    use berth_kernel::ids::time::Now;
+    use berth_kernel::policy::version::PolicyVersion;
     use parking_lot::Mutex;
 
     /// A single policy's file.

@@ -1,6 +1,6 @@
 //! Policy signatures: Ed25519 (RFC 8032) over a component's bytes, verified with ring.
 
-use berth_kernel::trust::{Signature, TrustedKey};
+use berth_kernel::policy::version::{Signature, TrustedKey};
 use ring::signature::{ED25519, UnparsedPublicKey};
 
 /// The first eight bytes of a core module: the magic, and version 1 of layer 0.

@@ -1,10 +1,10 @@
 //! The baseline, which answers if all policies pass: whole GPUs, and MIG instances by strategy.
 
-use berth_kernel::command::StackAnswer;
-use berth_kernel::health::XidRules;
-use berth_kernel::ledger::Ledger;
-use berth_kernel::mig::{self, MigStrategy};
-use berth_kernel::names::{PartId, Resource};
+use berth_kernel::hardware::mig::{self, MigStrategy};
+use berth_kernel::hardware::triage::XidRules;
+use berth_kernel::ids::names::{PartId, Resource};
+use berth_kernel::node::command::StackAnswer;
+use berth_kernel::node::ledger::Ledger;
 use std::collections::BTreeMap;
 use std::os::unix::fs::FileTypeExt as _;
 use std::path::PathBuf;

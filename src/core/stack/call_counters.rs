@@ -2,8 +2,8 @@
 //! the statistics of the active stack, an activation does not reset them.
 
 use super::call_stats::CallStats;
-use berth_kernel::decision::CallRecord;
-use berth_kernel::policy::Hook;
+use berth_kernel::policy::decision::CallRecord;
+use berth_kernel::policy::hooks::Hook;
 use std::collections::BTreeMap;
 
 /// Most policy versions with counters: a stack of 16, and as many that were active before it. Each has at most
@@ -16,7 +16,7 @@ pub const VERSIONS_COUNTED_MAX: usize = 32;
 pub struct CallCounters {
     /// Calls by the policies' labels.
     pub policies: BTreeMap<String, PolicyCounters>,
-    /// Decisions by hook and [`berth_kernel::decision::Outcome::as_str`].
+    /// Decisions by hook and [`berth_kernel::policy::decision::Outcome::as_str`].
     pub decisions: BTreeMap<(Hook, &'static str), u64>,
     evaluations: u64,
 }
@@ -65,8 +65,8 @@ impl CallCounters {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use berth_kernel::decision::{CallOutcome, Cost};
-    use berth_kernel::names::Digest;
+    use berth_kernel::ids::names::Digest;
+    use berth_kernel::policy::decision::{CallOutcome, Cost};
 
     fn call(policy: &str) -> CallRecord {
         CallRecord {

@@ -1,9 +1,10 @@
 //! Records each policy call made through it.
 
-use berth_kernel::names::Digest;
-use berth_kernel::policy::{Answer, Fault, Hook, PolicyVersion};
-use berth_kernel::policy_call::Call;
-use berth_kernel::ports::{CallOutput, InstallError, PolicyRuntime};
+use berth_kernel::ids::names::Digest;
+use berth_kernel::node::ports::Call;
+use berth_kernel::node::ports::{CallOutput, InstallError, PolicyRuntime};
+use berth_kernel::policy::hooks::{Answer, Fault, Hook};
+use berth_kernel::policy::version::PolicyVersion;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 

@@ -1,7 +1,7 @@
 //! Call counts and latencies of one hook of one policy.
 
-use berth_kernel::decision::{CallOutcome, Cost};
-use berth_kernel::policy::FaultKind;
+use berth_kernel::policy::decision::{CallOutcome, Cost};
+use berth_kernel::policy::hooks::FaultKind;
 use std::collections::BTreeMap;
 
 /// Upper bounds of [`Latencies`], microseconds: around the budget of a call (p50 60, p99 300), and up to
@@ -88,7 +88,7 @@ impl CallStats {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use berth_kernel::policy::Fault;
+    use berth_kernel::policy::hooks::Fault;
 
     fn cost(wall_us: u64) -> Cost {
         Cost { fuel: 0, wall_us }
@@ -119,7 +119,7 @@ mod tests {
         let fault = |kind| CallOutcome::Fault(Fault { kind, detail: String::new() });
         stats.add(&CallOutcome::Suspended, cost(1));
         assert_eq!(stats, CallStats::default(), "it was not called");
-        let answer = berth_kernel::policy::Answer::Deny("no".into());
+        let answer = berth_kernel::policy::hooks::Answer::Deny("no".into());
         for outcome in
             [CallOutcome::Pass, CallOutcome::Pass, CallOutcome::Answer(answer), fault(FaultKind::Trap)]
         {

@@ -5,18 +5,19 @@ use super::evaluate::Evaluation;
 use super::faults::Faults;
 use super::offers::Offers;
 use crate::jobs::ActivateError;
-use berth_kernel::command::{Command, NewStack};
-use berth_kernel::decide::decide;
-use berth_kernel::decision::{CallOutcome, CallRecord};
-use berth_kernel::gpu::Reading;
-use berth_kernel::judgement::{TriagedReading, to_judge_again};
-use berth_kernel::ledger::Ledger;
-use berth_kernel::listing::free_devices;
-use berth_kernel::names::{DeviceId, Resource};
-use berth_kernel::policy::{AdmitRequest, Fault, FaultKind, Hook, PlaceRequest};
-use berth_kernel::ports::PolicyRuntime;
-use berth_kernel::stack::{Stack, StackEntry};
-use berth_kernel::time::Now;
+use berth_kernel::hardware::gpu::Reading;
+use berth_kernel::hardware::judgement::TriagedReading;
+use berth_kernel::ids::names::{DeviceId, Resource};
+use berth_kernel::ids::time::Now;
+use berth_kernel::node::command::{Command, NewStack};
+use berth_kernel::node::decide::decide;
+use berth_kernel::node::ledger::Ledger;
+use berth_kernel::node::ports::PolicyRuntime;
+use berth_kernel::policy::decision::{CallOutcome, CallRecord};
+use berth_kernel::policy::hooks::{AdmitRequest, Fault, FaultKind, Hook, PlaceRequest};
+use berth_kernel::policy::judge_again::to_judge_again;
+use berth_kernel::policy::stack::{Stack, StackEntry};
+use berth_kernel::sharing::listing::free_devices;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -117,7 +118,7 @@ impl DryRun<'_> {
                     drop(evaluation.admit(&AdmitRequest { resource, devices: vec![device] }));
                 }
                 (Hook::Triage, _) => {
-                    if let Some(part) = node.parts.values().find(|p| p.present && p.part.parent.is_none()) {
+                    if let Some(part) = node.parts.values().find(|p| p.present && p.part.is_whole_gpu()) {
                         let (source, code) = (DRY_RUN_READING.0.into(), DRY_RUN_READING.1);
                         let part = part.part.id.clone();
                         drop(evaluation.triage(&Reading { part, source, code, detail: String::new() }));

@@ -4,26 +4,26 @@
 use super::baseline::Baseline;
 use super::faults::Faults;
 use crate::spans;
-use berth_kernel::command::StackAnswer;
-use berth_kernel::compare::check_placement;
-use berth_kernel::decider::Decider;
-use berth_kernel::decision::{CallOutcome, CallRecord, Cost, Grant, Outcome};
-use berth_kernel::gpu::Reading;
-use berth_kernel::health::baseline_triage;
-use berth_kernel::judgement::TriagedReading;
-use berth_kernel::ledger::Ledger;
-use berth_kernel::names::{AllocationId, PartId};
-use berth_kernel::part_state::{PartState, Taken};
-use berth_kernel::placement;
-use berth_kernel::policy::{
+use berth_kernel::hardware::gpu::Reading;
+use berth_kernel::hardware::judgement::TriagedReading;
+use berth_kernel::hardware::triage::baseline_triage;
+use berth_kernel::ids::names::{AllocationId, PartId};
+use berth_kernel::ids::time::Now;
+use berth_kernel::node::command::StackAnswer;
+use berth_kernel::node::ledger::Ledger;
+use berth_kernel::node::ports::Call;
+use berth_kernel::node::ports::{CallOutput, PolicyRuntime};
+use berth_kernel::policy::compare::check_placement;
+use berth_kernel::policy::decider::Decider;
+use berth_kernel::policy::decision::{CallOutcome, CallRecord, Cost, Grant, Outcome};
+use berth_kernel::policy::hooks::{
     AdmitRequest, Answer, ENVIRONMENT_BYTES_MAX, ENVIRONMENT_MAX, ENVIRONMENT_VALUE_BYTES_MAX, Fault,
     FaultKind, Hook, PlaceRequest, Placement, Question, REASON_BYTES_MAX, Terms,
 };
-use berth_kernel::policy_call::Call;
-use berth_kernel::ports::{CallOutput, PolicyRuntime};
-use berth_kernel::reserved_environment::reserved_for;
-use berth_kernel::stack::{OnFault, Stack, StackEntry};
-use berth_kernel::time::Now;
+use berth_kernel::policy::reserved_environment::reserved_for;
+use berth_kernel::policy::stack::{OnFault, Stack, StackEntry};
+use berth_kernel::sharing::part_state::{PartState, Taken};
+use berth_kernel::sharing::placement;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -1,8 +1,8 @@
 //! Logs faults of policies. A policy that fails at some calls only is never suspended, and may fail at every Allocate.
 
 use crate::log_limit::LogLimit;
-use berth_kernel::decision::{CallOutcome, CallRecord};
-use berth_kernel::policy::{FaultKind, Hook};
+use berth_kernel::policy::decision::{CallOutcome, CallRecord};
+use berth_kernel::policy::hooks::{FaultKind, Hook};
 use std::time::Instant;
 
 /// The faults that were logged, by policy, hook and kind.

@@ -1,10 +1,10 @@
 //! Call statistics of the active stack, and suspension of policies after several faults in a row.
 
 use super::call_stats::CallStats;
-use berth_kernel::decision::{CallOutcome, Cost};
-use berth_kernel::names::Digest;
-use berth_kernel::policy::{FaultKind, Hook};
-use berth_kernel::stack::{Stack, StackEntry};
+use berth_kernel::ids::names::Digest;
+use berth_kernel::policy::decision::{CallOutcome, Cost};
+use berth_kernel::policy::hooks::{FaultKind, Hook};
+use berth_kernel::policy::stack::{Stack, StackEntry};
 use std::collections::BTreeMap;
 
 /// Faults in a row that suspend an entry; only faults that the policy itself causes count, and evaluations in a row that used up

@@ -2,14 +2,14 @@
 //! baseline does.
 
 use super::evaluate::{CallResult, Evaluation};
-use berth_kernel::decider::Decider;
-use berth_kernel::mig;
-use berth_kernel::names::{PartId, Resource};
-use berth_kernel::offer::{Consumes, OfferLine, PartOffer};
-use berth_kernel::offering::check_offer;
-use berth_kernel::part_state::PartState;
-use berth_kernel::policy::{Answer, Fault, Hook, OfferAnswer, Question};
-use berth_kernel::stack::StackEntry;
+use berth_kernel::hardware::mig;
+use berth_kernel::ids::names::{PartId, Resource};
+use berth_kernel::policy::decider::Decider;
+use berth_kernel::policy::hooks::{Answer, Fault, Hook, OfferAnswer, Question};
+use berth_kernel::policy::stack::StackEntry;
+use berth_kernel::sharing::offer::{Consumes, OfferLine, PartOffer};
+use berth_kernel::sharing::part_state::PartState;
+use berth_kernel::sharing::reoffer::check_offer;
 use std::collections::BTreeSet;
 
 /// Delay of the next evaluation of offers after a fault, seconds.

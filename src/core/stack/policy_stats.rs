@@ -3,8 +3,8 @@
 use super::call_counters::CallCounters;
 use super::faults::{EntryStats, Faults, PolicyStatuses};
 use super::offers::OfferNotes;
-use berth_kernel::policy::Hook;
-use berth_kernel::stack::{Stack, StackEntry};
+use berth_kernel::policy::hooks::Hook;
+use berth_kernel::policy::stack::{Stack, StackEntry};
 use parking_lot::Mutex;
 use std::sync::Arc;
 use tokio::sync::watch;

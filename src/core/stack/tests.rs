@@ -8,24 +8,25 @@ mod offers;
 use super::baseline::Baseline;
 use super::evaluate::Evaluation;
 use super::faults::Faults;
-use berth_kernel::allocation::Limits;
-use berth_kernel::change::{Change, Entry};
-use berth_kernel::command::StackAnswer;
-use berth_kernel::decider::Decider;
-use berth_kernel::decision::{CallRecord, Cost};
-use berth_kernel::gpu::{Mig, Part};
-use berth_kernel::health::XidRules;
-use berth_kernel::ledger::Ledger;
-use berth_kernel::mig::MigStrategy;
-use berth_kernel::names::{DeviceId, Digest, PartId, Resource};
-use berth_kernel::offer::{Consumes, OfferLine, PartOffer};
-use berth_kernel::policy::{
-    AdmitRequest, Answer, Fault, FaultKind, OfferAnswer, PlaceRequest, Placement, PolicyVersion, Terms,
+use berth_kernel::grants::allocation::Limits;
+use berth_kernel::hardware::gpu::{Mig, Part};
+use berth_kernel::hardware::mig::MigStrategy;
+use berth_kernel::hardware::triage::XidRules;
+use berth_kernel::ids::names::{DeviceId, Digest, GpuId, PartId, Resource};
+use berth_kernel::ids::time::Now;
+use berth_kernel::node::change::{Change, Entry};
+use berth_kernel::node::command::StackAnswer;
+use berth_kernel::node::ledger::Ledger;
+use berth_kernel::node::ports::Call;
+use berth_kernel::node::ports::{CallOutput, InstallError, PolicyRuntime};
+use berth_kernel::policy::decider::Decider;
+use berth_kernel::policy::decision::{CallRecord, Cost};
+use berth_kernel::policy::hooks::{
+    AdmitRequest, Answer, Fault, FaultKind, OfferAnswer, PlaceRequest, Placement, Terms,
 };
-use berth_kernel::policy_call::Call;
-use berth_kernel::ports::{CallOutput, InstallError, PolicyRuntime};
-use berth_kernel::stack::{OnFault, Stack, StackEntry};
-use berth_kernel::time::Now;
+use berth_kernel::policy::stack::{OnFault, Stack, StackEntry};
+use berth_kernel::policy::version::PolicyVersion;
+use berth_kernel::sharing::offer::{Consumes, OfferLine, PartOffer};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -71,8 +72,8 @@ fn resource(name: &str) -> Resource {
 fn node() -> Ledger {
     let changes = (0..2).map(|i| {
         Change::PartFound(Part {
+            gpu: GpuId::of_whole(&gpu(i)),
             id: gpu(i),
-            parent: None,
             vendor: "nvidia".into(),
             model: String::new(),
             gpu_index: u32::try_from(i).unwrap(),
@@ -95,7 +96,7 @@ fn entry(letter: char) -> StackEntry {
         name: letter.to_string(),
         digest: Digest::parse(&letter.to_string().repeat(64)).unwrap(),
         parameters: "{}".into(),
-        permissions: berth_kernel::stack::Permissions::default(),
+        permissions: berth_kernel::policy::stack::Permissions::default(),
         on_fault: OnFault::Skip,
     }
 }
@@ -134,7 +135,7 @@ impl Case {
         let whole = Part { mig_enabled: true, ..self.node.part(&gpu(n)).unwrap().part.clone() };
         let instance = Part {
             id: PartId::parse(&format!("MIG-{n}")).unwrap(),
-            parent: Some(whole.id.clone()),
+            gpu: whole.gpu.clone(),
             mig_enabled: false,
             mig: Some(Mig { profile: "1g.10gb+me".into(), gpu_instance: 7, compute_instance: 0 }),
             ..whole.clone()

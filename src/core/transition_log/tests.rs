@@ -1,15 +1,15 @@
 use super::*;
-use berth_kernel::allocation::{Allocation, Decision, Holder};
-use berth_kernel::change::{Change, Entry};
-use berth_kernel::command::Command;
-use berth_kernel::decide::decide;
-use berth_kernel::drain::Order;
-use berth_kernel::gpu::{Inventory, Part};
-use berth_kernel::names::{AllocationId, DeviceId, Resource};
-use berth_kernel::offer::{Consumes, OfferLine, PartOffer};
+use berth_kernel::drain::marks::Order;
+use berth_kernel::grants::allocation::{Allocation, Decision, Holder};
+use berth_kernel::hardware::gpu::{Inventory, Part};
+use berth_kernel::ids::names::{AllocationId, DeviceId, GpuId, Resource};
+use berth_kernel::node::change::{Change, Entry};
+use berth_kernel::node::command::Command;
+use berth_kernel::node::decide::decide;
+use berth_kernel::sharing::offer::{Consumes, OfferLine, PartOffer};
 
-fn gpu() -> PartId {
-    PartId::parse("GPU-0").unwrap()
+fn gpu() -> GpuId {
+    GpuId::parse("GPU-0").unwrap()
 }
 
 struct Node {
@@ -25,11 +25,14 @@ impl Node {
         node.scan(true);
         let resource = Resource::parse("nvidia.com/gpu").unwrap();
         let line = OfferLine { resource: resource.clone(), count: 1, consumes: Consumes::Whole };
-        node.apply(&Command::Offer(vec![(PartOffer { part: gpu(), lines: vec![line] }, "test".into())]));
+        node.apply(&Command::Offer(vec![(
+            PartOffer { part: gpu().as_part().clone(), lines: vec![line] },
+            "test".into(),
+        )]));
         let allocation = Allocation {
             id: AllocationId { store: 0, number: 0 },
             resource,
-            devices: vec![DeviceId::whole(&gpu())],
+            devices: vec![DeviceId::whole(gpu().as_part())],
             granted_wall_ms: 0,
             holder: Holder::default(),
             overlapped: false,
@@ -55,8 +58,8 @@ impl Node {
 
     fn scan_with(&mut self, present: bool, error: Option<&str>) {
         let part = Part {
-            id: gpu(),
-            parent: None,
+            gpu: GpuId::of_whole(gpu().as_part()),
+            id: gpu().as_part().clone(),
             vendor: "nvidia".into(),
             model: String::new(),
             gpu_index: 3,
@@ -88,7 +91,7 @@ fn one(log: &mut Log, node: &Node, warning: bool, text: &str) {
 }
 
 fn drain(node: &mut Node, order: Order) {
-    let author = berth_kernel::drain::Author::api("ada".into(), "fan".into());
+    let author = berth_kernel::drain::marks::Author::api("ada".into(), "fan".into());
     node.apply(&Command::Drain { gpu: gpu(), author, order });
 }
 

@@ -1,8 +1,8 @@
 //! The files of an installed NVIDIA driver, as nvidia-ctk finds them (NVIDIA Container Toolkit 1.20, `pkg/nvcdi`).
 
 use super::folders::{FileState, file_state};
-use berth_kernel::device_nodes::HostFolder;
-use berth_kernel::pci::PciBusId;
+use berth_kernel::hardware::device_nodes::HostFolder;
+use berth_kernel::ids::pci::PciBusId;
 use object::Endianness;
 use object::elf::{DT_SONAME, DT_STRSZ, DT_STRTAB, FileHeader64};
 use object::read::elf::{Dyn as _, FileHeader as _, ProgramHeader as _};

@@ -4,8 +4,8 @@
 use super::OWN_KIND;
 use super::driver::{Driver, DriverError, HookProgram, Libraries, links, soname};
 use super::spec::{ContainerEdits, Device, DeviceNode, Hook, Mount, Spec};
-use berth_kernel::device_nodes::{HostFolder, OPTIONAL_NODES, REQUIRED_NODES, part_nodes};
-use berth_kernel::gpu::Part;
+use berth_kernel::hardware::device_nodes::{HostFolder, OPTIONAL_NODES, REQUIRED_NODES, part_nodes};
+use berth_kernel::hardware::gpu::Part;
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::fs;

@@ -5,8 +5,8 @@ use super::fence::{Fence, Lane, Steps};
 use super::library::OpenNvml;
 use super::map;
 use super::raw::{self, Event, EventSet};
-use berth_kernel::gpu::{ECC, Reading, XID};
-use berth_kernel::names::PartId;
+use berth_kernel::hardware::gpu::{ECC, Reading, XID};
+use berth_kernel::ids::names::{GpuId, PartId};
 use crossbeam_channel::{Receiver, SendTimeoutError, Sender, bounded};
 use nvml_wrapper::error::NvmlError;
 use parking_lot::{Condvar, Mutex};
@@ -40,7 +40,7 @@ pub(super) struct WatchedGpu {
     pub(super) handle: usize,
     /// Its NVML index.
     pub(super) index: u32,
-    pub(super) gpu: PartId,
+    pub(super) gpu: GpuId,
     /// Its MIG instances by GPU instance and compute instance.
     pub(super) instances: BTreeMap<(u32, u32), PartId>,
 }
@@ -54,7 +54,7 @@ impl WatchedGpu {
         };
         let named: Vec<_> =
             self.instances.iter().filter(|(ids, _)| is_named(ids)).map(|(_, part)| part).collect();
-        if named.is_empty() { vec![&self.gpu] } else { named }
+        if named.is_empty() { vec![self.gpu.as_part()] } else { named }
     }
 }
 
@@ -137,7 +137,7 @@ struct EventThread {
     /// Handles of the GPUs in the set.
     registered: BTreeSet<usize>,
     /// GPUs whose loss was reported.
-    reported_lost: BTreeSet<PartId>,
+    reported_lost: BTreeSet<GpuId>,
 }
 
 impl EventThread {
@@ -306,10 +306,10 @@ impl EventThread {
     }
 
     /// Queues a reading for a lost GPU, once until the GPU is back.
-    fn report_lost(&mut self, gpu: &PartId) {
+    fn report_lost(&mut self, gpu: &GpuId) {
         if self.reported_lost.insert(gpu.clone()) {
             self.send(Reading {
-                part: gpu.clone(),
+                part: gpu.as_part().clone(),
                 source: "lost".to_owned(),
                 code: 0,
                 detail: "the GPU fell off the bus".to_owned(),

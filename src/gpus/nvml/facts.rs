@@ -4,13 +4,13 @@ use super::fence::Steps;
 use super::map;
 use super::processes::{self, GpuProcess};
 use super::raw::{self, RemappedRows};
-use berth_kernel::gpu::{
+use berth_kernel::hardware::gpu::{
     Load, MIG_INDEX, Mig, PAGES, PAGES_PENDING, Part, RECOVERED, RECOVERY, ROWS, ROWS_FAILED, ROWS_PENDING,
     Reading, Usage,
 };
-use berth_kernel::names::{BadName, PartId};
-use berth_kernel::pci::PciBusId;
-use berth_kernel::process::{PROCESSES_PER_GPU_MAX, Process};
+use berth_kernel::hardware::process::{PROCESSES_PER_GPU_MAX, Process};
+use berth_kernel::ids::names::{BadName, GpuId, PartId};
+use berth_kernel::ids::pci::PciBusId;
 use nvml_wrapper::enum_wrappers::device::{EccCounter, MemoryError, TemperatureSensor};
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::struct_wrappers::device::DeviceAttributes;
@@ -78,9 +78,10 @@ impl Identity {
 
     /// The part of a GPU of which nothing else is known; `None` without its UUID.
     pub(super) fn into_part(self, index: u32) -> Option<Part> {
+        let id = self.uuid?;
         Some(Part {
-            id: self.uuid?,
-            parent: None,
+            gpu: GpuId::of_whole(&id),
+            id,
             vendor: VENDOR.to_owned(),
             model: self.model.unwrap_or_default(),
             gpu_index: index,
@@ -189,7 +190,7 @@ pub(super) fn scan_gpu(
     let usage_of_gpu = usage(&device, of_gpu.as_deref(), steps)?;
     usages.extend(usage_of_gpu.map(|usage| (gpu.id.clone(), usage)));
     let processes = processes::merge_instances(of_gpu, of_instances).map(|processes| {
-        let processes = processes.iter().map(|one| one.to_process(&gpu.id, &instances));
+        let processes = processes.iter().map(|one| one.to_process(&gpu.gpu, &instances));
         processes.take(PROCESSES_PER_GPU_MAX).collect()
     });
     let read_rows = invoke_optional(steps, "nvmlDeviceGetRemappedRows", || raw::remapped_rows(&device))?;
@@ -206,7 +207,7 @@ pub(super) fn scan_gpu(
         handle: raw::handle(&device),
         usage: usages,
         processes,
-        signs: reported_problems(&gpu.id, action, rows, pages),
+        signs: reported_problems(&gpu.gpu, action, rows, pages),
         rows,
         action,
         uncorrectable: invoke_optional(steps, "nvmlDeviceGetTotalEccErrors", || {
@@ -290,8 +291,8 @@ fn read_gpu(device: &Device, id: PartId, index: u32, sysfs: &Path, steps: &Steps
     ];
     let attributes = attributes.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?)));
     Ok(Part {
+        gpu: GpuId::of_whole(&id),
         id,
-        parent: None,
         vendor: VENDOR.to_owned(),
         model,
         gpu_index: index,
@@ -393,7 +394,7 @@ fn read_instance(
     Ok(Part {
         attributes: gpu.attributes.clone().into_iter().chain(units).collect(),
         id,
-        parent: Some(gpu.id.clone()),
+        gpu: gpu.gpu.clone(),
         memory_mib,
         mig_enabled: false,
         mig: Some(Mig {
@@ -453,7 +454,7 @@ pub(super) fn recovery_action(device: &Device, steps: &Steps) -> Result<Option<u
 /// The problems that the GPU reports: a recovery action that it requires, memory rows that need a remapping, and pages
 /// whose retirement is pending.
 fn reported_problems(
-    gpu: &PartId,
+    gpu: &GpuId,
     action: Option<u32>,
     rows: Option<RemappedRows>,
     pages: Option<bool>,
@@ -475,17 +476,17 @@ fn reported_problems(
 }
 
 /// The reading of a reset or another recovery, after which the GPU needs none any more.
-pub(super) fn recovered_reading(gpu: &PartId) -> Reading {
+pub(super) fn recovered_reading(gpu: &GpuId) -> Reading {
     reading(gpu, RECOVERY, RECOVERED, "the GPU was reset or recovered".to_owned())
 }
 
 /// The reading of a recovery action; `None` if it is no action.
-pub(super) fn recovery_reading(gpu: &PartId, action: u32) -> Option<Reading> {
+pub(super) fn recovery_reading(gpu: &GpuId, action: u32) -> Option<Reading> {
     Some(reading(gpu, RECOVERY, action.into(), map::recovery_text(action)?))
 }
 
-fn reading(gpu: &PartId, source: &str, code: u64, detail: String) -> Reading {
-    Reading { part: gpu.clone(), source: source.to_owned(), code, detail }
+fn reading(gpu: &GpuId, source: &str, code: u64, detail: String) -> Reading {
+    Reading { part: gpu.as_part().clone(), source: source.to_owned(), code, detail }
 }
 
 #[cfg(test)]

@@ -32,7 +32,7 @@ pub(super) enum Lane {
 
 /// Why a call has no result.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Stuck {
+pub(super) enum CallFailure {
     /// It did not return within its deadline, and may never.
     Hung {
         /// The NVML function.
@@ -46,7 +46,7 @@ pub(super) enum Stuck {
     NotMade(String),
 }
 
-impl fmt::Display for Stuck {
+impl fmt::Display for CallFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             // Without the time: health has its start already, and a text that changes with each scan would be a new
@@ -126,7 +126,7 @@ impl Fence {
         lane: Lane,
         allowed: Duration,
         work: impl FnOnce(&Steps) -> T + Send + 'static,
-    ) -> Result<T, Stuck> {
+    ) -> Result<T, CallFailure> {
         self.start(lane, allowed, work)?.wait()
     }
 
@@ -137,7 +137,7 @@ impl Fence {
         lane: Lane,
         allowed: Duration,
         work: impl FnOnce(&Steps) -> T + Send + 'static,
-    ) -> Result<Pending<T>, Stuck> {
+    ) -> Result<Pending<T>, CallFailure> {
         let job = self.acquire(lane, allowed)?;
         let (sender, answer) = channel();
         let (steps, guard) = (job.steps.clone(), LaneGuard { fence: self.clone(), lane });
@@ -159,7 +159,7 @@ impl Fence {
         &self,
         jobs: Vec<(Lane, impl FnOnce(&Steps) -> T + Send + 'static)>,
         allowed: Duration,
-    ) -> (Vec<Option<T>>, Option<Stuck>) {
+    ) -> (Vec<Option<T>>, Option<CallFailure>) {
         let (began, count) = (Instant::now(), jobs.len());
         let series = Arc::new(Series::default());
         let (fence, end) = (self.clone(), SeriesEnd(Arc::clone(&series)));
@@ -179,8 +179,8 @@ impl Fence {
                 end.0.state.lock().done.push(done);
             }
         };
-        if let Err(stuck) = self.execute(began + allowed, Box::new(run)) {
-            return (Vec::new(), Some(stuck));
+        if let Err(failure) = self.execute(began + allowed, Box::new(run)) {
+            return (Vec::new(), Some(failure));
         }
         let mut state = series.state.lock();
         while !state.has_ended {
@@ -193,16 +193,16 @@ impl Fence {
         }
         let done = std::mem::take(&mut state.done);
         let call = state.current.as_ref().map_or("an NVML call", |job| job.steps.now());
-        let stuck = match state.has_ended {
+        let failure = match state.has_ended {
             true if done.len() == count => None,
-            true => Some(Stuck::NotMade(format!("{call} panicked in its wrapper"))),
+            true => Some(CallFailure::NotMade(format!("{call} panicked in its wrapper"))),
             false => {
                 state.is_abandoned = true;
                 let running = state.current.as_ref().map_or(began, |job| job.since).elapsed();
-                Some(Stuck::Hung { call, running, is_new: true })
+                Some(CallFailure::Hung { call, running, is_new: true })
             }
         };
-        (done, stuck)
+        (done, failure)
     }
 
     /// The call that has been running longest.
@@ -213,7 +213,7 @@ impl Fence {
 
     /// Runs `work` on an idle thread, or on a new one. Retries the start of a thread until `deadline`, since a node may lack
     /// threads for a moment, and a GPU that cannot be read becomes unhealthy.
-    fn execute(&self, deadline: Instant, work: Work) -> Result<(), Stuck> {
+    fn execute(&self, deadline: Instant, work: Work) -> Result<(), CallFailure> {
         let idle = self.shared.idle.lock().pop();
         let work = match idle {
             Some((_, sender)) => match sender.send(work) {
@@ -238,20 +238,20 @@ impl Fence {
                 return Ok(());
             };
             if Instant::now() + RETRY_INTERVAL > deadline {
-                return Err(Stuck::NotMade(format!("no thread can be started: {error}")));
+                return Err(CallFailure::NotMade(format!("no thread can be started: {error}")));
             }
             thread::sleep(RETRY_INTERVAL);
         }
     }
 
     /// Takes the lane. Waits while another job holds it, up to that job's deadline.
-    fn acquire(&self, lane: Lane, allowed: Duration) -> Result<RunningJob, Stuck> {
+    fn acquire(&self, lane: Lane, allowed: Duration) -> Result<RunningJob, CallFailure> {
         let mut running_jobs = self.shared.running.lock();
         while let Some(other) = running_jobs.get(&lane) {
             let running = other.since.elapsed();
             let left = other.allowed.saturating_sub(running);
             if left.is_zero() {
-                return Err(Stuck::Hung { call: other.steps.now(), running, is_new: false });
+                return Err(CallFailure::Hung { call: other.steps.now(), running, is_new: false });
             }
             self.shared.freed.wait_for(&mut running_jobs, left);
         }
@@ -351,14 +351,14 @@ impl Drop for LaneGuard {
 
 impl<T> Pending<T> {
     /// Waits for the result until the job's deadline.
-    pub(super) fn wait(self) -> Result<T, Stuck> {
+    pub(super) fn wait(self) -> Result<T, CallFailure> {
         let RunningJob { since, allowed, steps } = self.job;
         self.answer.recv_timeout(allowed.saturating_sub(since.elapsed())).map_err(|error| match error {
             RecvTimeoutError::Timeout => {
-                Stuck::Hung { call: steps.now(), running: since.elapsed(), is_new: true }
+                CallFailure::Hung { call: steps.now(), running: since.elapsed(), is_new: true }
             }
             RecvTimeoutError::Disconnected => {
-                Stuck::NotMade(format!("{} panicked in its wrapper", steps.now()))
+                CallFailure::NotMade(format!("{} panicked in its wrapper", steps.now()))
             }
         })
     }
@@ -390,7 +390,7 @@ mod tests {
                 steps.at("nvmlDeviceGetName");
                 held.recv().ok();
             });
-            let Err(Stuck::Hung { call, running, is_new: true }) = hung else {
+            let Err(CallFailure::Hung { call, running, is_new: true }) = hung else {
                 panic!("{hung:?}");
             };
             if call == "nvmlDeviceGetName" || allowed > LONG / 2 {
@@ -402,7 +402,10 @@ mod tests {
         assert!(running >= allowed);
         // The second call fails at once instead of waiting for its own timeout.
         let again = Instant::now();
-        assert!(matches!(fence.run(Lane::Gpu(3), LONG, |_| ()), Err(Stuck::Hung { is_new: false, .. })));
+        assert!(matches!(
+            fence.run(Lane::Gpu(3), LONG, |_| ()),
+            Err(CallFailure::Hung { is_new: false, .. })
+        ));
         assert!(again.elapsed() < LONG / 2);
         assert_eq!(fence.run(Lane::Gpu(4), LONG, |_| 7), Ok(7));
         assert_eq!(fence.run(Lane::Node, LONG, |_| 8), Ok(8));
@@ -470,7 +473,7 @@ mod tests {
         let result = fence.run(Lane::Node, LONG, |_| {
             assert!(LONG.is_zero(), "made to fail");
         });
-        assert!(matches!(result, Err(Stuck::NotMade(_))), "{result:?}");
+        assert!(matches!(result, Err(CallFailure::NotMade(_))), "{result:?}");
         assert_eq!(fence.run(Lane::Node, LONG, |_| 1), Ok(1));
     }
 
@@ -498,8 +501,8 @@ mod tests {
         let (release, held) = channel::<()>();
         let other = fence.start(Lane::Gpu(1), LONG, move |_| held.recv().is_ok()).unwrap();
         let job = |_: &Steps| thread::current().id();
-        let (done, stuck) = fence.run_series((0..3).map(|gpu| (Lane::Gpu(gpu), job)).collect(), LONG);
-        assert_eq!(stuck, None);
+        let (done, failure) = fence.run_series((0..3).map(|gpu| (Lane::Gpu(gpu), job)).collect(), LONG);
+        assert_eq!(failure, None);
         assert_eq!((done[1], done.len()), (None, 3));
         assert!(done[0].is_some() && done[0] == done[2], "{done:?}");
         release.send(()).unwrap();
@@ -511,7 +514,7 @@ mod tests {
     fn a_hang_or_a_panic_ends_a_series() {
         let mut allowed = SHORT;
         // On a busy machine the time may be over before the thread has begun the second job.
-        let (fence, release, job, done, stuck) = loop {
+        let (fence, release, job, done, failure) = loop {
             let fence = Fence::default();
             let (release, held) = channel::<()>();
             let held = Arc::new(Mutex::new(held));
@@ -526,17 +529,17 @@ mod tests {
                 };
                 (Lane::Gpu(gpu), job)
             };
-            let (done, stuck) = fence.run_series((0..3).map(&job).collect(), allowed);
-            let is_named = matches!(stuck, Some(Stuck::Hung { call: "nvmlDeviceGetName", .. }));
+            let (done, failure) = fence.run_series((0..3).map(&job).collect(), allowed);
+            let is_named = matches!(failure, Some(CallFailure::Hung { call: "nvmlDeviceGetName", .. }));
             if (is_named && done == [Some(0)]) || allowed > LONG / 2 {
-                break (fence, release, job, done, stuck);
+                break (fence, release, job, done, failure);
             }
             allowed *= 2;
         };
         assert_eq!(done, [Some(0)]);
         assert!(
-            matches!(stuck, Some(Stuck::Hung { call: "nvmlDeviceGetName", is_new: true, .. })),
-            "{stuck:?}"
+            matches!(failure, Some(CallFailure::Hung { call: "nvmlDeviceGetName", is_new: true, .. })),
+            "{failure:?}"
         );
         // The lane stays in use, and the third job is not run once the second one returns.
         assert_eq!(fence.run_series(vec![job(1)], LONG), (vec![None], None));
@@ -548,9 +551,9 @@ mod tests {
         }
 
         let fails = |gpu: u32| (Lane::Gpu(gpu), move |_: &Steps| assert!(gpu == 0, "made to fail"));
-        let (done, stuck) = fence.run_series((0..3).map(fails).collect(), LONG);
+        let (done, failure) = fence.run_series((0..3).map(fails).collect(), LONG);
         assert_eq!(done, [Some(())]);
-        assert!(matches!(stuck, Some(Stuck::NotMade(_))), "{stuck:?}");
+        assert!(matches!(failure, Some(CallFailure::NotMade(_))), "{failure:?}");
         assert_eq!(fence.run(Lane::Gpu(1), LONG, |_| 1), Ok(1));
     }
 }

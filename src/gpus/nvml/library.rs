@@ -2,7 +2,7 @@
 
 use super::fence::{Fence, Lane};
 use super::raw::EventSet;
-use berth_kernel::ports::GpusError;
+use berth_kernel::node::ports::GpusError;
 use crossbeam_channel::{Receiver, Sender, bounded};
 use nvml_wrapper::Nvml;
 use nvml_wrapper::error::NvmlError;
@@ -121,9 +121,9 @@ pub(super) fn open(
     match opened {
         Ok(Ok(opened)) => Ok(opened),
         Ok(Err((path, error))) => Err(open_error(&path, error, named.is_some(), &tried)),
-        Err(stuck) => Err(GpusError {
+        Err(failure) => Err(GpusError {
             what: format!(
-                "{stuck}: the NVIDIA driver hangs; look for Xid or NVRM lines in the kernel log, and reboot the node if `nvidia-smi` hangs too"
+                "{failure}: the NVIDIA driver hangs; look for Xid or NVRM lines in the kernel log, and reboot the node if `nvidia-smi` hangs too"
             ),
             source: None,
         }),

@@ -5,9 +5,9 @@ use super::fence::{Fence, Lane, Pending, Steps};
 use super::library::OpenNvml;
 use super::map::{self, OutgoingLinks};
 use super::raw;
-use berth_kernel::gpu::{Link, Links, Part, Path};
-use berth_kernel::names::PartId;
-use berth_kernel::pci::PciBusId;
+use berth_kernel::hardware::gpu::{Link, Links, Part, Path};
+use berth_kernel::ids::names::GpuId;
+use berth_kernel::ids::pci::PciBusId;
 use nvml_wrapper::Nvml;
 use nvml_wrapper::error::NvmlError;
 use std::collections::{BTreeMap, BTreeSet};
@@ -24,14 +24,14 @@ const READ_MAX: Duration = Duration::from_secs(10);
 /// The links that were read so far.
 pub(super) struct LinkCache {
     /// The NVLinks of each GPU.
-    outgoing: BTreeMap<PartId, Outgoing>,
+    outgoing: BTreeMap<GpuId, Outgoing>,
     /// The paths between two GPUs, which do not change.
     paths: Paths,
     /// How long NVLinks that were read are used.
     reread_interval: Duration,
 }
 
-type Paths = BTreeMap<(PartId, PartId), Path>;
+type Paths = BTreeMap<(GpuId, GpuId), Path>;
 
 /// The NVLinks of one GPU.
 struct Outgoing {
@@ -46,7 +46,7 @@ impl LinkCache {
     }
 
     /// Reads a GPU's NVLinks again at the next scan.
-    pub(super) fn forget(&mut self, gpu: &PartId) {
+    pub(super) fn forget(&mut self, gpu: &GpuId) {
         self.outgoing.remove(gpu);
     }
 
@@ -58,7 +58,7 @@ impl LinkCache {
         let is_recent = |known: &Outgoing| known.read_at.elapsed() < self.reread_interval;
         let mut reads = Vec::new();
         for (at, gpu) in gpus.iter().enumerate() {
-            let are_links_recent = self.outgoing.get(&gpu.id).is_some_and(is_recent);
+            let are_links_recent = self.outgoing.get(&gpu.gpu).is_some_and(is_recent);
             let others = gpus[at + 1..].iter();
             let missing: Vec<&Part> =
                 others.filter(|other| !self.paths.contains_key(&pair(gpu, other))).collect();
@@ -78,7 +78,7 @@ impl LinkCache {
             let Ok((links, paths)) = read.and_then(Pending::wait) else { continue };
             if let Some(Ok(links)) = links {
                 let known = Outgoing { read_at: Instant::now(), pci_bus: gpu.pci_bus, links };
-                self.outgoing.insert(gpu.id.clone(), known);
+                self.outgoing.insert(gpu.gpu.clone(), known);
             }
             for (other, path) in missing.into_iter().zip(paths) {
                 if let Ok(path) = path {
@@ -90,7 +90,7 @@ impl LinkCache {
     }
 
     /// The links between GPUs that are present. A pair of which one side could not be read yet is left out.
-    pub(super) fn between_present(&self, present: &BTreeSet<&PartId>) -> Links {
+    pub(super) fn between_present(&self, present: &BTreeSet<&GpuId>) -> Links {
         let mut links = Links::default();
         for ((a, b), path) in &self.paths {
             if let (Some(from_a), Some(from_b)) = (self.outgoing.get(a), self.outgoing.get(b))
@@ -107,9 +107,9 @@ impl LinkCache {
 }
 
 /// The key of two GPUs, whatever their order.
-fn pair(a: &Part, b: &Part) -> (PartId, PartId) {
+fn pair(a: &Part, b: &Part) -> (GpuId, GpuId) {
     let (first, second) = if a.id <= b.id { (a, b) } else { (b, a) };
-    (first.id.clone(), second.id.clone())
+    (first.gpu.clone(), second.gpu.clone())
 }
 
 fn read_path(nvml: &Nvml, a: u32, b: u32, steps: &Steps) -> Result<Option<Path>, ReadError> {

@@ -1,8 +1,8 @@
 //! Converts NVML's values to the kernel's types. Pure.
 
 use super::raw::FabricRegistration;
-use berth_kernel::gpu::{Part, Path};
-use berth_kernel::pci::PciBusId;
+use berth_kernel::hardware::gpu::{Part, Path};
+use berth_kernel::ids::pci::PciBusId;
 use nvml_wrapper::enum_wrappers::device::TopologyLevel;
 use nvml_wrapper::enums::device::SampleValue;
 use nvml_wrapper::error::NvmlError;

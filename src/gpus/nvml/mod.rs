@@ -14,9 +14,9 @@ mod processes;
 mod raw;
 mod scan;
 
-use berth_kernel::gpu::{Inventory, Reading};
-use berth_kernel::pci::PciBusId;
-use berth_kernel::ports::{Gpus, GpusError};
+use berth_kernel::hardware::gpu::{Inventory, Reading};
+use berth_kernel::ids::pci::PciBusId;
+use berth_kernel::node::ports::{Gpus, GpusError};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, select};
 use events::Events;
 use fence::Fence;

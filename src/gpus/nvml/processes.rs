@@ -4,9 +4,9 @@ use super::facts::{ReadError, invoke_optional};
 use super::fence::Steps;
 use super::map;
 use super::raw::{self, ProcessList};
-use berth_kernel::gpu::Part;
-use berth_kernel::names::PartId;
-use berth_kernel::process::{Process, ProcessIdentity, Uses};
+use berth_kernel::hardware::gpu::Part;
+use berth_kernel::hardware::process::{Process, ProcessIdentity, Uses};
+use berth_kernel::ids::names::GpuId;
 use nvml_wrapper::Device;
 use nvml_wrapper::enums::device::UsedGpuMemory;
 use nvml_wrapper::struct_wrappers::device::ProcessInfo;
@@ -100,12 +100,12 @@ impl GpuProcess {
     }
 
     /// Converts to the kernel's type. A process on an instance that the GPU no longer has is on the GPU.
-    pub(super) fn to_process(&self, gpu: &PartId, instances: &[Part]) -> Process {
+    pub(super) fn to_process(&self, gpu: &GpuId, instances: &[Part]) -> Process {
         let instance =
             self.instance.and_then(|ids| instances.iter().find(|part| map::mig_ids(part) == Some(ids)));
         Process {
             pid: self.pid,
-            part: instance.map_or(gpu, |part| &part.id).clone(),
+            part: instance.map_or(gpu.as_part(), |part| &part.id).clone(),
             uses: self.uses,
             memory_mib: self.memory_mib,
             identity: ProcessIdentity::default(),

@@ -2,15 +2,15 @@
 
 use super::events::WatchedGpu;
 use super::facts::{self, GpuParts, GpuScan, Identity, LoadScan, ReadError};
-use super::fence::{Lane, Pending, Steps, Stuck};
+use super::fence::{CallFailure, Lane, Pending, Steps};
 use super::links::LinkCache;
 use super::{Session, map};
-use berth_kernel::gpu::{
+use berth_kernel::hardware::gpu::{
     ECC, Inventory, PARTS_MAX, Part, RECOVERY_IMEX, Reading, ScanError, UnidentifiedGpu,
 };
-use berth_kernel::names::PartId;
-use berth_kernel::pci::PciBusId;
-use berth_kernel::ports::GpusError;
+use berth_kernel::ids::names::GpuId;
+use berth_kernel::ids::pci::PciBusId;
+use berth_kernel::node::ports::GpusError;
 use nvml_wrapper::error::NvmlError;
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
@@ -37,7 +37,7 @@ pub(super) struct Scanner {
     sampled_us: BTreeMap<u32, u64>,
 }
 
-type ScanResult = Result<Result<GpuScan, ReadError>, Stuck>;
+type ScanResult = Result<Result<GpuScan, ReadError>, CallFailure>;
 
 /// A job of a series.
 type SeriesJob = Box<dyn FnOnce(&Steps) -> SeriesAnswer + Send>;
@@ -84,13 +84,13 @@ impl Scanner {
             }
             Ok(Err(error)) => return Err(driver_error("NVML cannot count the GPUs", error)),
             // The whole driver is slow or hangs: the GPUs are still attached.
-            Err(stuck) if !self.gpus.is_empty() => {
-                let error = self.stuck_error(Lane::Node, &stuck, session);
+            Err(failure) if !self.gpus.is_empty() => {
+                let error = self.failure_error(Lane::Node, &failure, session);
                 self.add_all(error.as_ref(), &mut inventory);
             }
-            Err(stuck) => {
+            Err(failure) => {
                 let what =
-                    format!("{stuck}: the NVIDIA driver hangs; if `nvidia-smi` hangs too, reboot the node");
+                    format!("{failure}: the NVIDIA driver hangs; if `nvidia-smi` hangs too, reboot the node");
                 return Err(GpusError { what, source: None });
             }
         }
@@ -131,7 +131,7 @@ impl Scanner {
                     self.overdue.remove(&Lane::Gpu(index));
                     answered.push(scan.parts.gpu.clone());
                     if let Some(LoadScan { load, sampled_us }) = loads.remove(&index) {
-                        inventory.loads.insert(scan.parts.gpu.id.clone(), load);
+                        inventory.loads.insert(scan.parts.gpu.gpu.clone(), load);
                         self.sampled_us.extend(sampled_us.map(|sampled_us| (index, sampled_us)));
                     }
                     self.record(index, scan, inventory);
@@ -140,10 +140,10 @@ impl Scanner {
                 Ok(Err(ReadError::Call(call, error))) => {
                     failed.push((index, Some(map::gpu_error_text(call, &error).into())));
                 }
-                Err(stuck) if self.gpus.contains_key(&index) => {
-                    failed.push((index, self.stuck_error(Lane::Gpu(index), &stuck, session)));
+                Err(failure) if self.gpus.contains_key(&index) => {
+                    failed.push((index, self.failure_error(Lane::Gpu(index), &failure, session)));
                 }
-                Err(stuck) => failed.push((index, Some(ScanError::not_ready(stuck.to_string())))),
+                Err(failure) => failed.push((index, Some(ScanError::not_ready(failure.to_string())))),
             }
         }
         self.add_failed(failed, inventory);
@@ -186,20 +186,20 @@ impl Scanner {
     }
 
     /// The error of a GPU whose calls have no result; `None` while they are only slow.
-    fn stuck_error(&mut self, lane: Lane, stuck: &Stuck, session: &Session) -> Option<ScanError> {
-        let hung = match stuck {
-            Stuck::Hung { running, is_new, .. } => {
+    fn failure_error(&mut self, lane: Lane, failure: &CallFailure, session: &Session) -> Option<ScanError> {
+        let hung = match failure {
+            CallFailure::Hung { running, is_new, .. } => {
                 let calls = self.overdue.entry(lane).or_default();
                 *calls += u32::from(*is_new);
                 *calls >= OVERDUE_MAX || *running >= session.options.hung_after
             }
-            Stuck::NotMade(_) => true,
+            CallFailure::NotMade(_) => true,
         };
-        hung.then(|| ScanError::not_ready(stuck.to_string()))
+        hung.then(|| ScanError::not_ready(failure.to_string()))
     }
 
     fn add_links(&self, inventory: &mut Inventory) {
-        let gpus = inventory.parts.iter().map(Part::gpu).collect();
+        let gpus = inventory.parts.iter().map(|part| &part.gpu).collect();
         inventory.links = self.links.between_present(&gpus);
     }
 
@@ -224,7 +224,7 @@ impl Scanner {
             let identity = self.identities.get(&index).map(Arc::clone).unwrap_or_default();
             move |steps: &Steps| facts::scan_gpu(&nvml, index, known, rows, &identity, &sysfs, steps)
         };
-        let start = |index: u32| -> Result<Pending<Result<GpuScan, ReadError>>, Stuck> {
+        let start = |index: u32| -> Result<Pending<Result<GpuScan, ReadError>>, CallFailure> {
             let deadline = if session.is_started(index) { options.deadline } else { options.first_contact };
             session.fence.start(Lane::Gpu(index), deadline, job(index))
         };
@@ -245,9 +245,9 @@ impl Scanner {
                 Box::new(move |steps| SeriesAnswer::Load(facts::scan_load(&nvml, index, sampled_us, steps)));
             (Lane::Gpu(index), job)
         });
-        let (answers, stuck) = session.fence.run_series(facts.chain(load).collect(), options.deadline);
+        let (answers, failure) = session.fence.run_series(facts.chain(load).collect(), options.deadline);
         // A load without an answer is no reason to scan anything again.
-        let stuck = stuck.filter(|_| answers.len() < started.len());
+        let failure = failure.filter(|_| answers.len() < started.len());
         let (mut scans, mut loads) = (Vec::new(), BTreeMap::new());
         for (answer, index) in answers.into_iter().zip(started.iter().chain(&started)) {
             match answer {
@@ -259,7 +259,7 @@ impl Scanner {
             }
         }
         let mut results =
-            scans.into_iter().map(|scan| scan.map(Ok)).chain(stuck.map(|stuck| Some(Err(stuck))));
+            scans.into_iter().map(|scan| scan.map(Ok)).chain(failure.map(|failure| Some(Err(failure))));
         // Those whose lane is in use, as by a call that hung before: that fails at once. And those after one that hung.
         let mut others = Vec::new();
         for index in started {
@@ -277,14 +277,14 @@ impl Scanner {
     fn record(&mut self, index: u32, mut scan: GpuScan, inventory: &mut Inventory) {
         self.identities.remove(&index);
         scan.parts.add_to(inventory);
-        let id = &scan.parts.gpu.id;
+        let id = &scan.parts.gpu.gpu;
         inventory.usage.extend(std::mem::take(&mut scan.usage));
         inventory.signs.append(&mut scan.signs);
         inventory.processes.extend(scan.processes.take().map(|processes| (id.clone(), processes)));
         if let Some(reason) = &scan.fabric_error {
             inventory.scan_errors.insert(id.clone(), ScanError::not_ready(reason.clone()));
         }
-        let last = self.gpus.values().find(|last| last.parts.gpu.id == *id);
+        let last = self.gpus.values().find(|last| last.parts.gpu.gpu == *id);
         if let Some(errors) = scan.uncorrectable {
             // What is counted at the first scan is judged as if it had just come. The counter is reset with the GPU and when
             // the driver is loaded.
@@ -293,7 +293,7 @@ impl Scanner {
             let since = if before.is_some() { "since the last scan" } else { "since the driver was loaded" };
             if new > 0 {
                 inventory.signs.push(Reading {
-                    part: id.clone(),
+                    part: id.as_part().clone(),
                     source: ECC.to_owned(),
                     code: new,
                     detail: format!("{new} uncorrectable ECC errors {since}"),
@@ -317,18 +317,18 @@ impl Scanner {
     /// that answered under another index is not that of its last scan: then the driver has renumbered its GPUs.
     fn add_failed(&self, failed: Vec<(u32, Option<ScanError>)>, inventory: &mut Inventory) {
         for (index, error) in failed {
-            let is_missing = |id: &PartId| !inventory.parts.iter().any(|part| part.id == *id);
-            if let Some(last) = self.gpus.get(&index).filter(|last| is_missing(&last.parts.gpu.id)) {
+            let is_missing = |id: &GpuId| !inventory.parts.iter().any(|part| part.id == *id.as_part());
+            if let Some(last) = self.gpus.get(&index).filter(|last| is_missing(&last.parts.gpu.gpu)) {
                 last.parts.add_with_error(error, inventory);
                 continue;
             }
             let error = error.unwrap_or_else(|| ScanError::not_ready("it does not answer"));
             let identity = self.identities.get(&index).map(|identity| identity.lock().clone());
-            match identity.and_then(|identity| identity.into_part(index)).filter(|part| is_missing(&part.id))
+            match identity.and_then(|identity| identity.into_part(index)).filter(|part| is_missing(&part.gpu))
             {
                 Some(part) => {
-                    inventory.incomplete.insert(part.id.clone());
-                    inventory.scan_errors.insert(part.id.clone(), error);
+                    inventory.incomplete.insert(part.gpu.clone());
+                    inventory.scan_errors.insert(part.gpu.clone(), error);
                     inventory.parts.push(part);
                 }
                 None => inventory.unidentified.push(self.unidentified_at(index, error.reason)),
@@ -351,7 +351,7 @@ impl Scanner {
             WatchedGpu {
                 handle: scan.handle,
                 index: *index,
-                gpu: scan.parts.gpu.id.clone(),
+                gpu: scan.parts.gpu.gpu.clone(),
                 instances: instances
                     .filter_map(|part| Some((map::mig_ids(part)?, part.id.clone())))
                     .collect(),
@@ -364,7 +364,7 @@ impl Scanner {
 /// Adds the GPUs that the kernel driver has and NVML does not list, as after one fell off the bus before NVML was opened. A
 /// GPU that NVML lists without its bus id is the one that remains, if only one does.
 fn add_unlisted(attached: &BTreeSet<PciBusId>, inventory: &mut Inventory) {
-    let listed = inventory.parts.iter().filter(|part| part.parent.is_none()).map(|part| part.pci_bus);
+    let listed = inventory.parts.iter().filter(|part| part.is_whole_gpu()).map(|part| part.pci_bus);
     let buses: Vec<_> = listed.chain(inventory.unidentified.iter().map(|gpu| gpu.pci_bus)).collect();
     let mut others = attached.iter().filter(|bus| !buses.contains(&Some(**bus)));
     match (buses.iter().filter(|bus| bus.is_none()).count(), others.clone().count()) {
@@ -416,6 +416,6 @@ impl GpuParts {
     /// Adds the GPU as it was at its last scan, with this error; without one if it is only slow.
     fn add_with_error(&self, error: Option<ScanError>, inventory: &mut Inventory) {
         self.add_to(inventory);
-        inventory.scan_errors.extend(error.map(|error| (self.gpu.id.clone(), error)));
+        inventory.scan_errors.extend(error.map(|error| (self.gpu.gpu.clone(), error)));
     }
 }

@@ -12,7 +12,7 @@
 //! systemd creates `kubepods-burstable-pod<UID>.slice:cri-containerd:<id>`. For a reader in a cgroup namespace of its
 //! own, paths are relative to that: `/../../kubepods-...`.
 
-use berth_kernel::process::{Owner, PodProcess, UnknownReason};
+use berth_kernel::hardware::process::{Owner, PodProcess, UnknownReason};
 
 /// The owner of a process, by its `cgroup` file: a line for each hierarchy, `0::PATH` in v2, `N:names:PATH` in v1. The
 /// pod may be in any of them.

@@ -6,8 +6,8 @@
 
 mod cgroup;
 
-use berth_kernel::ports::Processes;
-use berth_kernel::process::{Owner, ProcessIdentity, ProcessVisibility, UnknownReason};
+use berth_kernel::hardware::process::{Owner, ProcessIdentity, ProcessVisibility, UnknownReason};
+use berth_kernel::node::ports::Processes;
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{File, read_link};
@@ -90,7 +90,7 @@ fn read_stat(folder: &Path) -> Result<Stat, UnknownReason> {
 }
 
 impl Processes for ProcFs {
-    fn sight(&self) -> ProcessVisibility {
+    fn process_visibility(&self) -> ProcessVisibility {
         match read_link(self.root.join("self/ns/pid")) {
             Ok(own) if own.as_os_str() == HOST_PID_NAMESPACE => ProcessVisibility::Visible,
             Ok(own) => ProcessVisibility::Hidden {
@@ -110,7 +110,7 @@ impl Processes for ProcFs {
     fn identify(&self, pids: &BTreeSet<u32>) -> BTreeMap<u32, ProcessIdentity> {
         let unknown =
             |unseen| ProcessIdentity { owner: Owner::Unknown(unseen), ..ProcessIdentity::default() };
-        let hidden = match self.sight() {
+        let hidden = match self.process_visibility() {
             ProcessVisibility::Visible => None,
             ProcessVisibility::Hidden { .. } => Some(UnknownReason::Hidden),
             ProcessVisibility::Unsupported { .. } => Some(UnknownReason::Unreadable),

@@ -1,7 +1,7 @@
 //! Tests with a `/proc` made of files, and with the real one.
 
 use super::*;
-use berth_kernel::process::PodProcess;
+use berth_kernel::hardware::process::PodProcess;
 use std::fs;
 use std::os::unix::fs::symlink;
 use tempfile::TempDir;
@@ -49,7 +49,7 @@ fn a_process_of_a_pod_is_known_by_pod_and_container() {
     );
     fs::write(fake.0.path().join("7/mountinfo"), log).unwrap();
     let procfs = fake.open(&[]);
-    assert_eq!(procfs.sight(), ProcessVisibility::Visible);
+    assert_eq!(procfs.process_visibility(), ProcessVisibility::Visible);
     let who = identify(&procfs, 7);
     assert_eq!((who.name.as_deref(), who.started_ticks, who.ignored), (Some("python3"), Some(99), false));
     let container_id = Some("ab".repeat(32));
@@ -99,10 +99,12 @@ fn in_a_pid_namespace_of_its_own_no_process_is_identified() {
     let fake = FakeProc::new("pid:[4026532271]");
     fake.add_process(7, "innocent", 1, &format!("0::/kubepods/pod{UID}\n"));
     let procfs = fake.open(&[]);
-    assert!(matches!(procfs.sight(), ProcessVisibility::Hidden { fix, .. } if fix.contains("hostPID: true")));
+    assert!(
+        matches!(procfs.process_visibility(), ProcessVisibility::Hidden { fix, .. } if fix.contains("hostPID: true"))
+    );
     assert_eq!(identify(&procfs, 7).owner, Owner::Unknown(UnknownReason::Hidden));
     let none = ProcFs::new("/nowhere".into(), &[]);
-    assert!(matches!(none.sight(), ProcessVisibility::Unsupported { .. }));
+    assert!(matches!(none.process_visibility(), ProcessVisibility::Unsupported { .. }));
     assert_eq!(identify(&none, 7).owner, Owner::Unknown(UnknownReason::Unreadable));
 }
 
@@ -120,7 +122,7 @@ fn processes_are_ignored_by_the_name_that_the_kernel_keeps() {
 fn this_process_is_read_from_the_real_proc() {
     let procfs = ProcFs::new("/proc".into(), &[]);
     let pid = std::process::id();
-    match procfs.sight() {
+    match procfs.process_visibility() {
         ProcessVisibility::Visible => {
             let who = identify(&procfs, pid);
             assert!(who.name.is_some() && who.started_ticks.is_some(), "{who:?}");

@@ -2,10 +2,12 @@
 
 use super::load::load;
 use super::machine::{Machine, Model, SimGpu, SimKind, SimProcess};
-use berth_kernel::gpu::{Inventory, Link, Links, MIG_INDEX, Mig, Part, Path, RECOVERY, Reading, Usage};
-use berth_kernel::names::PartId;
-use berth_kernel::pci::PciBusId;
-use berth_kernel::process::{Process, ProcessIdentity, Uses};
+use berth_kernel::hardware::gpu::{
+    Inventory, Link, Links, MIG_INDEX, Mig, Part, Path, RECOVERY, Reading, Usage,
+};
+use berth_kernel::hardware::process::{Process, ProcessIdentity, Uses};
+use berth_kernel::ids::names::{GpuId, PartId};
+use berth_kernel::ids::pci::PciBusId;
 use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -26,10 +28,10 @@ pub(super) fn inventory(machine: &Machine, scan: u64) -> Option<Inventory> {
         let instances = instances(model, &gpu, &state.mig)?;
         if state.lost {
             let text = "the GPU fell off the bus (simulated)".to_owned();
-            inventory.scan_errors.insert(gpu.id.clone(), text.into());
+            inventory.scan_errors.insert(gpu.gpu.clone(), text.into());
         } else {
             add_usage(&mut inventory, &gpu, &instances, state);
-            inventory.loads.insert(gpu.id.clone(), load(model, state, scan));
+            inventory.loads.insert(gpu.gpu.clone(), load(model, state, scan));
             inventory.signs.extend(state.trouble.iter().map(|text| Reading {
                 part: gpu.id.clone(),
                 source: RECOVERY.to_owned(),
@@ -77,13 +79,13 @@ fn add_usage(inventory: &mut Inventory, gpu: &Part, instances: &[Part], state: &
             memory_mib: Some(running.memory_mib),
             identity: ProcessIdentity::default(),
         });
-        inventory.processes.insert(gpu.id.clone(), processes.collect());
+        inventory.processes.insert(gpu.gpu.clone(), processes.collect());
     }
 }
 
 /// The id of the GPU with this index.
-pub(super) fn gpu_id(machine: &Machine, index: u32) -> Option<PartId> {
-    part_id("GPU", &format!("{}/{index}", machine.model_of(index)?.key))
+pub(super) fn gpu_id(machine: &Machine, index: u32) -> Option<GpuId> {
+    part_id("GPU", &format!("{}/{index}", machine.model_of(index)?.key)).map(|part| GpuId::of_whole(&part))
 }
 
 fn whole(model: &Model, count: u32, index: u32, mig_enabled: bool) -> Option<Part> {
@@ -99,8 +101,8 @@ fn whole(model: &Model, count: u32, index: u32, mig_enabled: bool) -> Option<Par
         ("simulated", "true"),
     ];
     Some(Part {
+        gpu: GpuId::of_whole(&part_id("GPU", &format!("{}/{index}", model.key))?),
         id: part_id("GPU", &format!("{}/{index}", model.key))?,
-        parent: None,
         vendor: "nvidia".to_owned(),
         model: model.name.to_owned(),
         gpu_index: index,
@@ -122,7 +124,7 @@ fn instances(model: &Model, gpu: &Part, profiles: &[String]) -> Option<Vec<Part>
         attributes.extend(["gi", "ci"].map(|of| (format!("mig.slices.{of}"), slices.to_string())));
         Some(Part {
             id: part_id("MIG", &format!("{}/{number}", gpu.id))?,
-            parent: Some(gpu.id.clone()),
+            gpu: gpu.gpu.clone(),
             model: format!("{} MIG {profile}", model.name),
             memory_mib,
             attributes,
@@ -152,7 +154,7 @@ fn links(gpus: &[(&Model, Part)]) -> Links {
                 false => Path::CrossNuma,
             };
             let nvlinks = if same_model { model.nvlinks } else { 0 };
-            links.set(&a.id, &b.id, Link { path, nvlinks });
+            links.set(&a.gpu, &b.gpu, Link { path, nvlinks });
         }
     }
     links
@@ -175,7 +177,7 @@ mod tests {
     }
 
     fn between(inventory: &Inventory, a: usize, b: usize) -> (Path, u32) {
-        let ids = (&inventory.parts[a].id, &inventory.parts[b].id);
+        let ids = (&inventory.parts[a].gpu, &inventory.parts[b].gpu);
         let link = inventory.links.between(ids.0, ids.1).unwrap();
         (link.path, link.nvlinks)
     }
@@ -205,8 +207,8 @@ mod tests {
         machine.gpus = vec![SimGpu { index: 1, mig: vec!["1g.10gb".into()], ..SimGpu::default() }];
         let idle = inventory(&machine, 0).unwrap();
         assert!(idle.processes_complete);
-        for gpu in idle.parts.iter().filter(|part| part.parent.is_none()) {
-            assert_eq!(idle.processes.get(&gpu.id).map(Vec::len), Some(0), "{}", gpu.id);
+        for gpu in idle.parts.iter().filter(|part| part.is_whole_gpu()) {
+            assert_eq!(idle.processes.get(&gpu.gpu).map(Vec::len), Some(0), "{}", gpu.id);
             assert_eq!(idle.usage.get(&gpu.id).map(|usage| usage.processes), Some(0), "{}", gpu.id);
         }
     }
@@ -221,7 +223,7 @@ mod tests {
             let lengths: Vec<_> = text[4..].split('-').map(str::len).collect();
             assert_eq!(lengths, [8, 4, 4, 4, 12]);
             let id = gpu_id(&Machine::from_profile("16xb200").unwrap(), index);
-            assert_eq!(id.as_ref(), Some(&part.id));
+            assert_eq!(id.as_ref(), Some(&part.gpu));
         }
     }
 }

@@ -2,7 +2,7 @@
 //! at the same scan.
 
 use super::machine::{Model, SimGpu, SimKind};
-use berth_kernel::gpu::Load;
+use berth_kernel::hardware::gpu::Load;
 use std::collections::BTreeMap;
 
 /// Scans over which heat and power follow utilisation.

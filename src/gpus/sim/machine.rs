@@ -1,8 +1,8 @@
 //! The simulated machine, how a profile or a file describes it, and the models of its GPUs.
 
 use berth_files::yaml;
-use berth_kernel::gpu::Path;
-use berth_kernel::process::PROCESSES_PER_GPU_MAX;
+use berth_kernel::hardware::gpu::Path;
+use berth_kernel::hardware::process::PROCESSES_PER_GPU_MAX;
 use serde::Deserialize;
 use std::collections::BTreeSet;
 

@@ -9,8 +9,8 @@ mod machine;
 
 pub use machine::{Machine, SimEvent, SimGpu, SimGroup, SimKind, SimProcess};
 
-use berth_kernel::gpu::{Inventory, RECOVERED, RECOVERY, Reading, XID};
-use berth_kernel::ports::{Gpus, GpusError};
+use berth_kernel::hardware::gpu::{Inventory, RECOVERED, RECOVERY, Reading, XID};
+use berth_kernel::node::ports::{Gpus, GpusError};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::{BTreeSet, VecDeque};
 use std::fs;
@@ -155,7 +155,9 @@ impl State {
         let losses = now_lost.difference(&self.lost);
         let losses = losses.map(|&gpu| (gpu, "lost", 0, "the GPU fell off the bus (simulated)"));
         for (gpu, source, code, detail) in events.chain(losses).chain(recovered) {
-            let Some(part) = inventory::gpu_id(&self.machine, gpu) else { continue };
+            let Some(part) = inventory::gpu_id(&self.machine, gpu).map(|gpu| gpu.as_part().clone()) else {
+                continue;
+            };
             if self.readings.len() == READINGS_MAX {
                 self.readings.pop_front();
             }

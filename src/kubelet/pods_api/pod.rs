@@ -1,8 +1,10 @@
 //! Converts a pod of the kubelet's Pods API to the kernel's type.
 
 use crate::wire::core;
-use berth_kernel::names::Resource;
-use berth_kernel::pods::{BypassKind, Pod, PodBypass, PodContainer, PodOwner, Stage, VISIBLE_DEVICES};
+use berth_kernel::evidence::pods::{
+    BypassKind, Pod, PodBypass, PodContainer, PodOwner, Stage, VISIBLE_DEVICES,
+};
+use berth_kernel::ids::names::Resource;
 use prost::Message;
 
 /// The annotation that the kubelet sets on every pod: its source (kubelet: `ConfigSourceAnnotationKey`).

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::wire::core;
-use berth_kernel::pods::Fate;
+use berth_kernel::evidence::pods::PodState;
 use prost::Message;
 
 fn event(kind: EventType, uid: &str, phase: &str) -> WatchPodsEvent {
@@ -129,9 +129,9 @@ fn too_many_pods_drop_the_finished_ones_first_and_then_all_are_unknown() {
     assert_eq!(cache.bounded_view().unwrap_err(), PODS_MAX + 1);
     let view = cache.overflow_view();
     assert_eq!((view.source, view.current, view.pods.len()), (PodsSource::Kubelet, false, 0));
-    assert_eq!(view.fate("runs-0", 0), Fate::Unknown, "the pod may run");
-    assert_eq!(view.fate("back", 0), Fate::Unknown, "the pod is back");
-    assert_eq!(view.fate("gone", 0), Fate::Over);
+    assert_eq!(view.state_of("runs-0", 0), PodState::Unknown, "the pod may run");
+    assert_eq!(view.state_of("back", 0), PodState::Unknown, "the pod is back");
+    assert_eq!(view.state_of("gone", 0), PodState::Over);
     cache.apply(&event(EventType::Deleted, "runs-0", ""));
     assert!(cache.bounded_view().unwrap().current);
 }

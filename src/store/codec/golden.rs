@@ -1,21 +1,25 @@
 //! Golden records as release 0.1 writes them, and malformed records.
 
 use super::*;
-use berth_kernel::allocation::{
+use berth_kernel::drain::marks::{
+    AtDeadline, MARKS_MAX, MARKS_TEXT_BYTES_MAX, Mark, MarkKind, Marks, Order, Owner,
+};
+use berth_kernel::grants::allocation::{
     Allocation, DEVICES_PER_ALLOCATION_MAX, Decision, End, EndReason, Holder, Limits,
 };
-use berth_kernel::decider::Decider;
-use berth_kernel::drain::{AtDeadline, MARKS_MAX, MARKS_TEXT_BYTES_MAX, Mark, MarkKind, Marks, Order, Owner};
-use berth_kernel::gpu::{Mig, Part, Reading};
-use berth_kernel::health::{HEALTH_HISTORY_MAX, HealthState, PastHealth};
-use berth_kernel::judgement::{JUDGEMENTS_MAX, Judgement};
-use berth_kernel::names::{DeviceId, Resource};
-use berth_kernel::offer::{Consumes, OfferLine, ShareRange};
-use berth_kernel::pci::PciBusId;
-use berth_kernel::policy::{Hook, PolicyVersion, Severity};
-use berth_kernel::record::{DeviceRun, HealthRecord, Meta, PartRecord, StackHead};
-use berth_kernel::stack::{OnFault, Permissions, StackEntry};
-use berth_kernel::trust::{Origin, Signature};
+use berth_kernel::hardware::gpu::{Mig, Part, Reading};
+use berth_kernel::hardware::health::{HEALTH_HISTORY_MAX, HealthState, PastHealth};
+use berth_kernel::hardware::judgement::{JUDGEMENTS_MAX, Judgement};
+use berth_kernel::hardware::triage::Severity;
+use berth_kernel::ids::names::{DeviceId, GpuId, PartId, Resource};
+use berth_kernel::ids::pci::PciBusId;
+use berth_kernel::node::record::{DeviceRun, HealthRecord, Meta, PartRecord, StackHead};
+use berth_kernel::policy::decider::Decider;
+use berth_kernel::policy::hooks::Hook;
+use berth_kernel::policy::stack::{OnFault, Permissions, StackEntry};
+use berth_kernel::policy::version::PolicyVersion;
+use berth_kernel::policy::version::{Provenance, Signature};
+use berth_kernel::sharing::offer::{Consumes, OfferLine, ShareRange};
 
 /// Stores on nodes contain these bytes: if this test fails, raise `FORMAT` and keep reading this form.
 #[test]
@@ -44,7 +48,7 @@ fn golden_records_of_format_1() {
 fn golden_marks_of_format_1() -> Vec<Golden> {
     let golden = |gpu: &str, value, mark, drained_wall_ms| {
         let marks = Marks { by_owner: [(Owner::operator(), mark)].into(), drained_wall_ms };
-        ([&[3], gpu.as_bytes()].concat(), value, Record::Marks(PartId::parse(gpu).unwrap(), marks))
+        ([&[3], gpu.as_bytes()].concat(), value, Record::Marks(GpuId::parse(gpu).unwrap(), marks))
     };
     let order =
         Order { evict: true, deadline_wall_ms: Some(9), at_deadline: AtDeadline::GiveUp, ..Order::default() };
@@ -84,7 +88,7 @@ const DIGEST_B: &str = "ffeeddccbbaa99887766554433221100ffeeddccbbaa998877665544
 type Golden = (Vec<u8>, &'static str, Record);
 
 fn golden() -> Vec<Golden> {
-    let gpu = PartId::parse("GPU-1").unwrap();
+    let gpu = GpuId::parse("GPU-1").unwrap();
     let named = |kind: u8, name: &str| [&[kind], name.as_bytes()].concat();
     let shared = Resource::parse("nvidia.com/gpu.shared").unwrap();
     let slice = Consumes::Slice { memory_mib: 8192, compute_percent: 10 };
@@ -106,7 +110,7 @@ fn golden() -> Vec<Golden> {
             Record::Part(PartRecord {
                 part: Part {
                     id: PartId::parse("MIG-1").unwrap(),
-                    parent: Some(gpu.clone()),
+                    gpu: gpu.clone(),
                     vendor: "nvidia".into(),
                     model: "NVIDIA H100 80GB HBM3".into(),
                     gpu_index: 3,
@@ -159,7 +163,7 @@ fn golden() -> Vec<Golden> {
                 id: AllocationId { store: 0xdead_beef, number: 17 },
                 resource: shared,
                 devices: [0, 1, 4, 5, 6]
-                    .map(|n| DeviceId::share(&gpu, n))
+                    .map(|n| DeviceId::share(gpu.as_part(), n))
                     .into_iter()
                     .chain([DeviceId::whole(&PartId::parse("GPU-2").unwrap())])
                     .collect(),
@@ -194,7 +198,7 @@ fn golden() -> Vec<Golden> {
                 bytes: 40_000,
                 shipped: true,
                 since_wall_ms: 6,
-                origin: Origin::default(),
+                origin: Provenance::default(),
             }),
         ),
         (
@@ -232,7 +236,7 @@ fn golden() -> Vec<Golden> {
             named(3, "GPU-2"),
             r#"{"marks":[{"owner":"api:admin","by":"admin","sinceMs":5,"drain":{"evict":true,"deadlineMs":9,"atDeadline":"giveUp"}}],"drainedMs":7}"#,
             Record::Marks(
-                PartId::parse("GPU-2").unwrap(),
+                GpuId::parse("GPU-2").unwrap(),
                 Marks {
                     by_owner: [(
                         Owner::api("admin"),
@@ -273,7 +277,7 @@ fn golden() -> Vec<Golden> {
             named(8, "GPU-2"),
             r#"{"state":"unhealthy","reason":"XID 48","sinceMs":6,"untilReset":true,"before":[{"state":"healthy","sinceMs":5}]}"#,
             Record::Health(HealthRecord {
-                gpu: PartId::parse("GPU-2").unwrap(),
+                gpu: GpuId::parse("GPU-2").unwrap(),
                 state: HealthState::Unhealthy,
                 reason: "XID 48".into(),
                 since_wall_ms: 6,
@@ -291,7 +295,7 @@ fn golden() -> Vec<Golden> {
             named(8, "GPU-3"),
             r#"{"state":"unhealthy","reason":"as I see it","sinceMs":6,"judged":[{"by":"baseline","severity":"unhealthy","reason":"lost","quietMs":300000},{"part":"GPU-3","source":"xid","code":13,"detail":"an exception","by":"own@001122334455","revision":4,"severity":"unhealthy","reason":"as I see it"}]}"#,
             Record::Health(HealthRecord {
-                gpu: PartId::parse("GPU-3").unwrap(),
+                gpu: GpuId::parse("GPU-3").unwrap(),
                 state: HealthState::Unhealthy,
                 reason: "as I see it".into(),
                 since_wall_ms: 6,
@@ -339,7 +343,7 @@ fn golden() -> Vec<Golden> {
                 bytes: 7,
                 shipped: false,
                 since_wall_ms: 6,
-                origin: Origin {
+                origin: Provenance {
                     by: "alice".into(),
                     why: "a try".into(),
                     signature: Some(Signature([1; 64])),
@@ -431,7 +435,7 @@ fn errors_of_malformed_records_name_the_record() {
 /// A hostile policy gives reasons of which every character is escaped.
 #[test]
 fn the_largest_health_fits_into_a_record() {
-    let gpu = PartId::parse(&format!("GPU-{}", "x".repeat(40))).unwrap();
+    let gpu = GpuId::parse(&format!("GPU-{}", "x".repeat(40))).unwrap();
     let reason = "\"".repeat(256);
     let past = PastHealth {
         state: HealthState::Unhealthy,
@@ -440,7 +444,7 @@ fn the_largest_health_fits_into_a_record() {
     };
     let judgement = Judgement {
         reading: Some(Reading {
-            part: gpu.clone(),
+            part: gpu.as_part().clone(),
             source: "recovery".into(),
             code: u64::MAX,
             detail: "\"".repeat(128),
@@ -526,6 +530,6 @@ fn the_longest_marks_fit() {
     let texts = marks.by_owner.iter().map(|(owner, m)| owner.as_str().len() + m.by.len() + m.why.len());
     let bytes: usize = texts.sum();
     assert!((MARKS_TEXT_BYTES_MAX - 50..=MARKS_TEXT_BYTES_MAX).contains(&bytes), "{bytes}");
-    let value = encode(&Record::Marks(PartId::parse("GPU-1").unwrap(), marks)).unwrap();
+    let value = encode(&Record::Marks(GpuId::parse("GPU-1").unwrap(), marks)).unwrap();
     assert!(value.len() <= RECORD_BYTES_MAX, "{}", value.len());
 }

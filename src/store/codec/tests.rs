@@ -1,18 +1,19 @@
 //! Property tests: records and keys survive a round trip, and malformed ones are errors.
 
 use super::*;
-use berth_kernel::allocation::{Allocation, Decision, End, EndReason, Holder, Limits};
-use berth_kernel::decider::Decider;
-use berth_kernel::drain::{AtDeadline, MARKS_MAX, Mark, MarkKind, Marks, Order, Owner};
-use berth_kernel::gpu::{Mig, Part};
-use berth_kernel::history::weight;
-use berth_kernel::names::{DeviceId, Resource};
-use berth_kernel::offer::{Consumes, OfferLine, ShareRange};
-use berth_kernel::pci::PciBusId;
-use berth_kernel::policy::{Hook, PolicyVersion};
-use berth_kernel::record::{DeviceRun, Meta, PartRecord, StackHead};
-use berth_kernel::stack::{OnFault, Permissions, StackEntry};
-use berth_kernel::trust::{Origin, Signature};
+use berth_kernel::drain::marks::{AtDeadline, MARKS_MAX, Mark, MarkKind, Marks, Order, Owner};
+use berth_kernel::grants::allocation::{Allocation, Decision, End, EndReason, Holder, Limits};
+use berth_kernel::grants::history::weight;
+use berth_kernel::hardware::gpu::{Mig, Part};
+use berth_kernel::ids::names::{DeviceId, GpuId, PartId, Resource};
+use berth_kernel::ids::pci::PciBusId;
+use berth_kernel::node::record::{DeviceRun, Meta, PartRecord, StackHead};
+use berth_kernel::policy::decider::Decider;
+use berth_kernel::policy::hooks::Hook;
+use berth_kernel::policy::stack::{OnFault, Permissions, StackEntry};
+use berth_kernel::policy::version::PolicyVersion;
+use berth_kernel::policy::version::{Provenance, Signature};
+use berth_kernel::sharing::offer::{Consumes, OfferLine, ShareRange};
 use proptest::collection::{btree_map, vec};
 use proptest::option;
 use proptest::prelude::*;
@@ -100,8 +101,9 @@ prop_compose! {
         let mig = mig.map(|(profile, gpu_instance, compute_instance)| Mig {
             profile, gpu_instance, compute_instance,
         });
+        let gpu = GpuId::of_whole(parent.as_ref().unwrap_or(&id));
         Part {
-            id, parent, vendor, model, gpu_index, minor, memory_mib, pci_bus, numa_node,
+            id, gpu, vendor, model, gpu_index, minor, memory_mib, pci_bus, numa_node,
             mig_enabled, mig, attributes,
         }
     }
@@ -151,9 +153,9 @@ prop_compose! {
     fn origin()(
         (by, why, signed_by, once_shipped) in any::<(String, String, Option<String>, bool)>(),
         signature in option::of(vec(any::<u8>(), 64)),
-    ) -> Origin {
+    ) -> Provenance {
         let signature = signature.map(|bytes| Signature(bytes.try_into().unwrap()));
-        Origin { by, why, signature, signed_by, once_shipped }
+        Provenance { by, why, signature, signed_by, once_shipped }
     }
 }
 
@@ -193,8 +195,11 @@ fn small_record() -> impl Strategy<Value = Record> {
         },
     );
     let owner = "[a-z]{1,9}(:\\PC{1,30})?".prop_map(|text| Owner::parse(&text).unwrap());
-    let drain = (part_id(), btree_map(owner, mark, 1..=MARKS_MAX), any::<Option<u64>>())
-        .prop_map(|(gpu, by_owner, drained_wall_ms)| Record::Marks(gpu, Marks { by_owner, drained_wall_ms }));
+    let drain = (part_id(), btree_map(owner, mark, 1..=MARKS_MAX), any::<Option<u64>>()).prop_map(
+        |(gpu, by_owner, drained_wall_ms)| {
+            Record::Marks(GpuId::of_whole(&gpu), Marks { by_owner, drained_wall_ms })
+        },
+    );
     let stack = any::<(u64, bool, String, String, u64, usize, bool)>().prop_map(
         |(revision, from_api, by, why, since_wall_ms, entries, past)| {
             let head = StackHead { revision, from_api, by, why, since_wall_ms, entries };

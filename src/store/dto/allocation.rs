@@ -1,9 +1,9 @@
 //! The serialized form of allocations.
 
-use berth_kernel::allocation::{
+use berth_kernel::grants::allocation::{
     self as kernel, DEVICES_PER_ALLOCATION_MAX, Decision, End, EndReason, Limits,
 };
-use berth_kernel::names::{AllocationId, DeviceId, PartId, Resource, SHARE_NUMBER_MAX};
+use berth_kernel::ids::names::{AllocationId, DeviceId, PartId, Resource, SHARE_NUMBER_MAX};
 use serde::{Deserialize, Serialize};
 
 /// See [`kernel::Allocation`].

@@ -1,6 +1,6 @@
 //! The serialized form of marks.
 
-use berth_kernel::drain::{self as kernel, MARKS_MAX, MarkKind, Owner};
+use berth_kernel::drain::marks::{self as kernel, MARKS_MAX, MarkKind, Owner};
 use serde::{Deserialize, Serialize};
 
 /// See [`kernel::Marks`].

@@ -1,10 +1,10 @@
 //! The serialized form of a part with its offer and devices.
 
-use berth_kernel::gpu;
-use berth_kernel::names::{PartId, Resource, SHARE_NUMBER_MAX};
-use berth_kernel::offer;
-use berth_kernel::pci::PciBusId;
-use berth_kernel::record::{DeviceRun, PartRecord};
+use berth_kernel::hardware::gpu;
+use berth_kernel::ids::names::{GpuId, PartId, Resource, SHARE_NUMBER_MAX};
+use berth_kernel::ids::pci::PciBusId;
+use berth_kernel::node::record::{DeviceRun, PartRecord};
+use berth_kernel::sharing::offer;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -115,7 +115,7 @@ impl Part {
             len: range.len,
         };
         Self {
-            parent: part.parent.as_ref().map(PartId::to_string),
+            parent: (!part.is_whole_gpu()).then(|| part.gpu.to_string()),
             vendor: part.vendor.clone(),
             model: part.model.clone(),
             index: part.gpu_index,
@@ -138,10 +138,10 @@ impl Part {
     }
 
     pub(in super::super) fn into_kernel(self, id: PartId) -> Result<PartRecord, String> {
-        let parent = self.parent.as_deref().map(PartId::parse).transpose();
+        let parent = self.parent.as_deref().map(GpuId::parse).transpose().map_err(|e| e.to_string())?;
         let part = gpu::Part {
+            gpu: parent.unwrap_or_else(|| GpuId::of_whole(&id)),
             id,
-            parent: parent.map_err(|e| e.to_string())?,
             vendor: self.vendor,
             model: self.model,
             gpu_index: self.index,

@@ -1,13 +1,12 @@
 //! The serialized form of decisions.
 
-use berth_kernel::allocation::Limits;
-use berth_kernel::decision::{CallOutcome, CallRecord, Cost, Decision, Grant, Outcome, Request};
-use berth_kernel::gpu::Reading;
-use berth_kernel::names::{AllocationId, BadName, DeviceId, Digest, PartId, Resource};
-use berth_kernel::offer::{Consumes, OfferLine, PartOffer};
-use berth_kernel::policy::{
-    Answer, Fault, FaultKind, Hook, OfferAnswer, Placement, Severity, Terms, TriageAnswer,
-};
+use berth_kernel::grants::allocation::Limits;
+use berth_kernel::hardware::gpu::Reading;
+use berth_kernel::hardware::triage::{Severity, TriageAnswer};
+use berth_kernel::ids::names::{AllocationId, BadName, DeviceId, Digest, GpuId, PartId, Resource};
+use berth_kernel::policy::decision::{CallOutcome, CallRecord, Cost, Decision, Grant, Outcome, Request};
+use berth_kernel::policy::hooks::{Answer, Fault, FaultKind, Hook, OfferAnswer, Placement, Terms};
+use berth_kernel::sharing::offer::{Consumes, OfferLine, PartOffer};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
@@ -163,7 +162,7 @@ impl Entry {
             generation: self.generation,
             request: self.request.map(|request| request.0),
             reading: reading.transpose()?,
-            gpus: self.gpus.iter().map(|gpu| PartId::parse(gpu)).collect::<Result<_, _>>()?,
+            gpus: self.gpus.iter().map(|gpu| GpuId::parse(gpu)).collect::<Result<_, _>>()?,
             candidates: self.candidates,
             calls: self.calls.into_iter().map(CallEntry::into_record).collect::<Result<_, _>>()?,
             outcome: self.outcome.into_outcome()?,

@@ -13,9 +13,9 @@ mod frame;
 mod segments;
 
 use crate::folder::free_bytes;
-use berth_kernel::decision::{Decision, Filter, JournalLimit};
-use berth_kernel::names::Digest;
-use berth_kernel::ports::{DecisionPage, Input, Journal, JournalError, JournalStats, Visit};
+use berth_kernel::ids::names::Digest;
+use berth_kernel::node::ports::{DecisionPage, Input, Journal, JournalError, JournalStats, Visit};
+use berth_kernel::policy::decision::{Decision, Filter, JournalLimit};
 use entry::Entry;
 use frame::{Frame, Head, frames};
 use parking_lot::Mutex;
@@ -381,7 +381,7 @@ impl Recent {
         self.0.clear();
     }
 
-    /// As [`berth_kernel::ports::Journal::find`], among decisions from number `oldest` on. `None` if there are
+    /// As [`berth_kernel::node::ports::Journal::find`], among decisions from number `oldest` on. `None` if there are
     /// too few matches in memory, so that the files must be read.
     fn find(&self, filter: &Filter, limit: usize, oldest: u64) -> Option<DecisionPage> {
         let kept = self.0.iter().rev().take_while(|decision| decision.seq >= oldest);

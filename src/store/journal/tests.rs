@@ -1,15 +1,16 @@
 use super::*;
-use berth_kernel::allocation::Limits;
-use berth_kernel::decision::{CallOutcome, CallRecord, Cost, Grant, Outcome, Request};
-use berth_kernel::gpu::Reading;
-use berth_kernel::names::{AllocationId, DeviceId, PartId, Resource};
-use berth_kernel::offer::{Consumes, OfferLine, PartOffer};
-use berth_kernel::policy::{Answer, Fault, FaultKind, Hook, OfferAnswer, Placement, Severity, TriageAnswer};
+use berth_kernel::grants::allocation::Limits;
+use berth_kernel::hardware::gpu::Reading;
+use berth_kernel::hardware::triage::{Severity, TriageAnswer};
+use berth_kernel::ids::names::{AllocationId, DeviceId, GpuId, Resource};
+use berth_kernel::policy::decision::{CallOutcome, CallRecord, Cost, Grant, Outcome, Request};
+use berth_kernel::policy::hooks::{Answer, Fault, FaultKind, Hook, OfferAnswer, Placement};
+use berth_kernel::sharing::offer::{Consumes, OfferLine, PartOffer};
 use std::fs;
 use std::fs::OpenOptions;
 
-fn gpu(n: u32) -> PartId {
-    PartId::parse(&format!("GPU-{n}")).unwrap()
+fn gpu(n: u32) -> GpuId {
+    GpuId::parse(&format!("GPU-{n}")).unwrap()
 }
 
 fn decision(hook: Hook, n: u32, outcome: Outcome) -> Decision {
@@ -46,11 +47,11 @@ fn seqs(journal: &FileJournal, filter: &Filter) -> Vec<u64> {
 
 /// One decision of each kind.
 fn decisions_of_each_kind() -> Vec<Decision> {
-    let device = DeviceId { part: gpu(1), share: Some(3) };
+    let device = DeviceId { part: gpu(1).as_part().clone(), share: Some(3) };
     let line =
         |consumes| OfferLine { resource: Resource::parse("nvidia.com/gpu").unwrap(), count: 2, consumes };
     let slice = Consumes::Slice { memory_mib: 512, compute_percent: 10 };
-    let offer = PartOffer { part: gpu(1), lines: vec![line(Consumes::Whole), line(slice)] };
+    let offer = PartOffer { part: gpu(1).as_part().clone(), lines: vec![line(Consumes::Whole), line(slice)] };
     let placement = Placement { devices: vec![device], reason: "near".into() };
     let triage = TriageAnswer { severity: Severity::Degraded, reason: "hot".into(), again_after_s: Some(60) };
     let call = |outcome| CallRecord {
@@ -60,7 +61,7 @@ fn decisions_of_each_kind() -> Vec<Decision> {
         outcome,
         cost: Cost { fuel: 12, wall_us: 34 },
     };
-    let terms = berth_kernel::policy::Terms {
+    let terms = berth_kernel::policy::hooks::Terms {
         environment: vec![("A".into(), "b".into())],
         limits: Limits { memory_mib: Some(512), compute_percent: None },
         reason: "why not".into(),
@@ -93,7 +94,12 @@ fn decisions_of_each_kind() -> Vec<Decision> {
         Decision { calls: vec![call(CallOutcome::Answer(Answer::Deny("no 4".into())))], ..denied(4) },
         decision(Hook::Admit, 5, Outcome::Refused { reason: "held".into() }),
         Decision {
-            reading: Some(Reading { part: gpu(6), source: "xid".into(), code: 79, detail: "gone".into() }),
+            reading: Some(Reading {
+                part: gpu(6).as_part().clone(),
+                source: "xid".into(),
+                code: 79,
+                detail: "gone".into(),
+            }),
             calls: vec![call(CallOutcome::Answer(Answer::Triage(triage.clone())))],
             ..decision(Hook::Triage, 6, Outcome::Triaged(triage, "p@1".into()))
         },
@@ -140,7 +146,10 @@ fn find_returns_the_matching_decisions() {
     assert_eq!(with(|f| f.until_wall_ms = Some(1_003)), [2, 1]);
     assert_eq!(with(|f| f.before = Some(3)), [2, 1]);
     let of_pod = |pod: &str| Filter {
-        requester: Some(berth_kernel::decision::Requester { pod: Some(pod.into()), ..Default::default() }),
+        requester: Some(berth_kernel::policy::decision::Requester {
+            pod: Some(pod.into()),
+            ..Default::default()
+        }),
         ..Filter::default()
     };
     for pod in ["team/pod", "team/", "/pod"] {

@@ -1,10 +1,10 @@
 use super::*;
-use berth_kernel::allocation::Decision;
-use berth_kernel::change::{Change, Entry};
-use berth_kernel::gpu::Mig;
-use berth_kernel::mig::MigStrategy;
-use berth_kernel::names::AllocationId;
-use berth_kernel::pods::{Pod, PodContainer, PodsSource, PodsView, Stage};
+use berth_kernel::evidence::pods::{Pod, PodContainer, PodsSource, PodsView, Stage};
+use berth_kernel::grants::allocation::Decision;
+use berth_kernel::hardware::gpu::Mig;
+use berth_kernel::hardware::mig::MigStrategy;
+use berth_kernel::ids::names::{AllocationId, GpuId, PartId};
+use berth_kernel::node::change::{Change, Entry};
 
 /// Settings without MIG.
 fn settings() -> Settings {
@@ -48,8 +48,8 @@ fn candidates_have_their_labels() {
 #[test]
 fn parts_have_the_resource_of_the_baseline() {
     let gpu = |n: u32, mig_enabled| Part {
+        gpu: GpuId::parse(&format!("GPU-{n}")).unwrap(),
         id: PartId::parse(&format!("GPU-{n}")).unwrap(),
-        parent: None,
         vendor: "nvidia".into(),
         model: "Test".into(),
         gpu_index: n,
@@ -63,7 +63,7 @@ fn parts_have_the_resource_of_the_baseline() {
     };
     let instance = Part {
         id: PartId::parse("MIG-1").unwrap(),
-        parent: PartId::parse("GPU-1").ok(),
+        gpu: GpuId::parse("GPU-1").unwrap(),
         mig: Some(Mig { profile: "1g.10gb+me".into(), gpu_instance: 7, compute_instance: 0 }),
         ..gpu(1, false)
     };
@@ -94,8 +94,8 @@ fn node() -> Arc<Ledger> {
     let mut node = Ledger::default();
     for (index, since_ms) in [(0, 300), (1, 1_750)] {
         let part = Part {
+            gpu: GpuId::parse(&format!("GPU-{index}")).unwrap(),
             id: PartId::parse(&format!("GPU-{index}")).unwrap(),
-            parent: None,
             vendor: "nvidia".into(),
             model: String::new(),
             gpu_index: index,

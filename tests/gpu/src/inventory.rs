@@ -5,7 +5,7 @@ use crate::node::{ENVVAR, Node};
 use crate::{child, fixture, machine, nvml};
 use anyhow::{Context as _, bail, ensure};
 use berth_gpus::nvml::{NvmlGpus, NvmlOptions};
-use berth_kernel::ports::Gpus as _;
+use berth_kernel::node::ports::Gpus as _;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::path::PathBuf;

@@ -1,7 +1,7 @@
 //! What the system shows of its GPUs without NVML: nvidia-smi, `/proc` and sysfs.
 
 use anyhow::{Context as _, ensure};
-use berth_kernel::pci::PciBusId;
+use berth_kernel::ids::pci::PciBusId;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;

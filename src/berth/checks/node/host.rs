@@ -5,8 +5,8 @@ use super::line::Line;
 use crate::config::{Config, GpuSource};
 use crate::strategy::{Access, NodeVersions, StrategyFinder};
 use berth_gpus::nvml::{NvmlOptions, WSL2, is_wsl2};
-use berth_kernel::gpu::Part;
-use berth_kernel::mig::plan;
+use berth_kernel::hardware::gpu::Part;
+use berth_kernel::hardware::mig::plan;
 use berth_kubelet::Resolution;
 use std::collections::BTreeSet;
 use std::fs::read_to_string;
@@ -112,8 +112,9 @@ mod tests {
     use super::*;
     use crate::checks::node::line::Level;
     use crate::config::{FileConfig, ServeArgs};
-    use berth_kernel::gpu::Mig;
-    use berth_kernel::names::PartId;
+    use berth_kernel::hardware::gpu::Mig;
+    use berth_kernel::ids::names::GpuId;
+    use berth_kernel::ids::names::PartId;
     use std::collections::BTreeMap;
     use std::os::unix::net::UnixListener;
 
@@ -124,8 +125,8 @@ mod tests {
     /// A GPU outside of MIG mode, and one with an instance.
     fn parts() -> Vec<Part> {
         let part = |id: &str, gpu_index, mig_enabled| Part {
+            gpu: GpuId::parse(id).unwrap(),
             id: PartId::parse(id).unwrap(),
-            parent: None,
             vendor: "nvidia".into(),
             model: "test".into(),
             gpu_index,
@@ -139,7 +140,7 @@ mod tests {
         };
         let split = part("GPU-1", 1, true);
         let instance = Part {
-            parent: Some(split.id.clone()),
+            gpu: split.gpu.clone(),
             mig: Some(Mig { profile: "1g.10gb".into(), gpu_instance: 7, compute_instance: 0 }),
             ..part("MIG-1", 1, false)
         };

@@ -1,10 +1,10 @@
 //! Answers of a stack: placements, admissions and judgements of readings.
 
 use super::*;
-use berth_kernel::decider::Decider;
-use berth_kernel::gpu::Reading;
-use berth_kernel::judgement::TriagedReading;
-use berth_kernel::policy::Severity;
+use berth_kernel::hardware::gpu::Reading;
+use berth_kernel::hardware::judgement::TriagedReading;
+use berth_kernel::hardware::triage::Severity;
+use berth_kernel::policy::decider::Decider;
 
 #[test]
 fn i8_a_placement_outside_the_available_devices_is_a_fault() {

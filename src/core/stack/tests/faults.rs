@@ -5,8 +5,8 @@ use crate::stack::CALL_MS_MAX;
 use crate::stack::DryRun;
 use crate::stack::FAULTS_TO_SUSPEND;
 use crate::stack::faults::EntryStats;
-use berth_kernel::command::NewStack;
-use berth_kernel::policy::{Hook, REASON_BYTES_MAX};
+use berth_kernel::node::command::NewStack;
+use berth_kernel::policy::hooks::{Hook, REASON_BYTES_MAX};
 use std::time::Instant;
 
 #[test]

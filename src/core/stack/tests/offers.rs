@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::stack::Offers;
+use berth_kernel::ids::names::PartId;
 
 #[test]
 fn the_first_policy_that_answers_for_a_gpu_offers_it_else_the_baseline() {

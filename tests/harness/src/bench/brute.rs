@@ -1,7 +1,7 @@
 //! The placement score by its definition, every set looked at: what the kernel's way of finding the
 //! best set is held against.
 
-use berth_kernel::placement::{LEFT_WEIGHT, Pairs};
+use berth_kernel::sharing::placement::{LEFT_WEIGHT, Pairs};
 
 /// A point of pair score in the units of [`LEFT_WEIGHT`], which counts eighths.
 const UNIT: i64 = 8;

@@ -6,7 +6,7 @@ use crate::bench::measure::{Effort, Series, ratio, turns};
 use crate::bench::node::{Client, GPU, House, Node, Recipe, SHARED, SHARES};
 use crate::bench::table::{Budget, Row, Table, time};
 use anyhow::{Context as _, Result, ensure};
-use berth_kernel::ports::Store;
+use berth_kernel::node::ports::Store;
 use berth_store::{MemoryDisk, SledStore};
 use kubelet_standin::TinyPlugin;
 use std::sync::Arc;

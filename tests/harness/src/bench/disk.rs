@@ -1,8 +1,8 @@
 //! The disk itself: what one durable append costs without anybody's store.
 
 use anyhow::{Context as _, Result, ensure};
-use berth_kernel::ports::{Store, StoreError};
-use berth_kernel::record::{Record, Write};
+use berth_kernel::node::ports::{Store, StoreError};
+use berth_kernel::node::record::{Record, Write};
 use berth_store::codec;
 use fakes::program;
 use std::fs::File;

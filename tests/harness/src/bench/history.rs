@@ -1,11 +1,11 @@
 //! A store that remembers as many ended allocations as it may.
 
 use anyhow::{Context as _, Result};
-use berth_kernel::allocation::{Allocation, Decision, End, EndReason, Holder, Limits};
-use berth_kernel::history::HISTORY_ALLOCATIONS_MAX;
-use berth_kernel::names::{AllocationId, DeviceId, PartId, Resource};
-use berth_kernel::ports::Store as _;
-use berth_kernel::record::{Meta, Record, Write};
+use berth_kernel::grants::allocation::{Allocation, Decision, End, EndReason, Holder, Limits};
+use berth_kernel::grants::history::HISTORY_ALLOCATIONS_MAX;
+use berth_kernel::ids::names::{AllocationId, DeviceId, PartId, Resource};
+use berth_kernel::node::ports::Store as _;
+use berth_kernel::node::record::{Meta, Record, Write};
 use berth_store::SledStore;
 use std::path::Path;
 

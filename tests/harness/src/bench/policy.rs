@@ -5,11 +5,11 @@ use crate::bench::measure::{Effort, Series};
 use crate::bench::node::{House, Node, Recipe, SHARED, SHARES};
 use crate::bench::table::{Budget, Row, Table};
 use anyhow::{Result, ensure};
-use berth_kernel::ledger::Ledger;
-use berth_kernel::names::DeviceId;
-use berth_kernel::policy::{AdmitRequest, Hook, PlaceRequest, Question};
-use berth_kernel::policy_call::Call;
-use berth_kernel::ports::PolicyRuntime as _;
+use berth_kernel::ids::names::DeviceId;
+use berth_kernel::node::ledger::Ledger;
+use berth_kernel::node::ports::Call;
+use berth_kernel::node::ports::PolicyRuntime as _;
+use berth_kernel::policy::hooks::{AdmitRequest, Hook, PlaceRequest, Question};
 use std::sync::Arc;
 use std::time::Duration;
 

@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result, anyhow, ensure};
 use berth_core::{GpuWatch, InventoryScanner};
 use berth_gpus::procfs::ProcFs;
 use berth_gpus::sim::SimGpus;
-use berth_kernel::ports::Gpus;
+use berth_kernel::node::ports::Gpus;
 use kubelet_standin::proto::v1beta1::{Empty, ListAndWatchResponse};
 use kubelet_standin::{HEALTHY, Kubelet, Rpc};
 use std::sync::Arc;
@@ -65,7 +65,7 @@ fn health(effort: Effort, house: &House, table: &mut Table) -> Result<()> {
     let recipe = Recipe { gpus: "16xh100", store: memory()?, policy, resource: SHARED };
     let mut node = Node::start(house, recipe)?;
     let mut troubled = node.inventory.clone();
-    let gpu = troubled.parts.first().context("no GPU")?.id.clone();
+    let gpu = troubled.parts.first().context("no GPU")?.gpu.clone();
     troubled.scan_errors.insert(gpu, "fell off the bus".into());
     let mut series = Series::default();
     let mut stream = Stream::open(house, &mut node.client, DEVICES)?;

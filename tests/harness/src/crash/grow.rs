@@ -1,11 +1,11 @@
 //! How large the store becomes under allocations that come and go for ever, and what an append costs.
 
 use anyhow::Context;
-use berth_kernel::allocation::{Allocation, Decision, End, EndReason, Holder, Limits};
-use berth_kernel::history::HISTORY_ALLOCATIONS_MAX;
-use berth_kernel::names::{AllocationId, DeviceId, PartId, Resource};
-use berth_kernel::ports::Store;
-use berth_kernel::record::{Meta, Record, RecordKey, Write};
+use berth_kernel::grants::allocation::{Allocation, Decision, End, EndReason, Holder, Limits};
+use berth_kernel::grants::history::HISTORY_ALLOCATIONS_MAX;
+use berth_kernel::ids::names::{AllocationId, DeviceId, PartId, Resource};
+use berth_kernel::node::ports::Store;
+use berth_kernel::node::record::{Meta, Record, RecordKey, Write};
 use berth_store::SledStore;
 use std::fs;
 use std::path::Path;

@@ -16,7 +16,7 @@ use berth::args::{Cli, Command};
 use berth::command;
 use berth::config::Config;
 use berth::daemon::Options;
-use berth_kernel::steps::{self, Step};
+use berth_kernel::node::steps::{self, Step};
 use berth_kubelet::Waits;
 use clap::Parser;
 use harness::kill::{self, KILL_AT, Program, SmallDisk, Tally};

@@ -9,25 +9,27 @@ use super::hold;
 use super::node::{baseline, entry, node, part, resources};
 use crate::sim::simulation::{answers, state};
 use berth_core::stack::{Evaluation, Faults};
-use berth_kernel::allocation::Limits;
-use berth_kernel::command::{Attempt, Command, StackAnswer};
-use berth_kernel::decide::decide;
-use berth_kernel::drain::{Author, Owners};
-use berth_kernel::gpu::Reading;
-use berth_kernel::judgement::TriagedReading;
-use berth_kernel::ledger::Ledger;
-use berth_kernel::names::{DeviceId, Digest, PartId, Resource};
-use berth_kernel::offer::{Consumes, OfferLine, PartOffer};
-use berth_kernel::placement::without_ungrantable;
-use berth_kernel::policy::{
-    AdmitRequest, Answer, Fault, FaultKind, OfferAnswer, PlaceRequest, Placement, PolicyVersion, Question,
-    REASON_BYTES_MAX, Severity, Terms, TriageAnswer,
+use berth_kernel::drain::marks::{Author, Owners};
+use berth_kernel::grants::allocation::Limits;
+use berth_kernel::hardware::gpu::Reading;
+use berth_kernel::hardware::judgement::TriagedReading;
+use berth_kernel::hardware::triage::{Severity, TriageAnswer};
+use berth_kernel::ids::names::{DeviceId, Digest, GpuId, PartId, Resource};
+use berth_kernel::ids::time::Now;
+use berth_kernel::node::command::{Attempt, Command, StackAnswer};
+use berth_kernel::node::decide::decide;
+use berth_kernel::node::ledger::Ledger;
+use berth_kernel::node::ports::Call;
+use berth_kernel::node::ports::{CallOutput, InstallError, PolicyRuntime};
+use berth_kernel::node::rules::Rules;
+use berth_kernel::policy::hooks::{
+    AdmitRequest, Answer, Fault, FaultKind, OfferAnswer, PlaceRequest, Placement, Question, REASON_BYTES_MAX,
+    Terms,
 };
-use berth_kernel::policy_call::Call;
-use berth_kernel::ports::{CallOutput, InstallError, PolicyRuntime};
-use berth_kernel::rules::Rules;
-use berth_kernel::stack::Stack;
-use berth_kernel::time::Now;
+use berth_kernel::policy::stack::Stack;
+use berth_kernel::policy::version::PolicyVersion;
+use berth_kernel::sharing::offer::{Consumes, OfferLine, PartOffer};
+use berth_kernel::sharing::placement::without_ungrantable;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
@@ -199,7 +201,7 @@ impl Turn<'_> {
 
     /// What else changes what may be granted.
     fn operate(&mut self, bytes: &mut Bytes<'_>) {
-        let gpu = part(bytes.pick(&["GPU-0", "GPU-1"]));
+        let gpu = GpuId::of_whole(&part(bytes.pick(&["GPU-0", "GPU-1"])));
         let command = match bytes.byte() % 4 {
             0 => Command::Cordon { gpu, author: Author::api("x".into(), String::new()) },
             1 => Command::Uncordon { gpu, owners: Owners::All },

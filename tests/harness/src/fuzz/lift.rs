@@ -9,17 +9,18 @@ use super::hold;
 use super::node::{baseline, entry, node, resources};
 use crate::sim::simulation::{answers, state};
 use berth_core::stack::{Evaluation, Faults};
-use berth_kernel::command::Command;
-use berth_kernel::decide::decide;
-use berth_kernel::gpu::Reading;
-use berth_kernel::ledger::Ledger;
-use berth_kernel::names::{DeviceId, PartId};
-use berth_kernel::offer::{Consumes, OfferLine, PartOffer};
-use berth_kernel::policy::{AdmitRequest, PlaceRequest, PolicyVersion, REASON_BYTES_MAX};
-use berth_kernel::ports::PolicyRuntime;
-use berth_kernel::rules::Rules;
-use berth_kernel::stack::{Stack, StackEntry};
-use berth_kernel::time::Now;
+use berth_kernel::hardware::gpu::Reading;
+use berth_kernel::ids::names::{DeviceId, PartId};
+use berth_kernel::ids::time::Now;
+use berth_kernel::node::command::Command;
+use berth_kernel::node::decide::decide;
+use berth_kernel::node::ledger::Ledger;
+use berth_kernel::node::ports::PolicyRuntime;
+use berth_kernel::node::rules::Rules;
+use berth_kernel::policy::hooks::{AdmitRequest, PlaceRequest, REASON_BYTES_MAX};
+use berth_kernel::policy::stack::{Stack, StackEntry};
+use berth_kernel::policy::version::PolicyVersion;
+use berth_kernel::sharing::offer::{Consumes, OfferLine, PartOffer};
 use std::fmt::Write as _;
 use std::sync::Arc;
 
@@ -83,7 +84,7 @@ pub fn run(policies: &dyn PolicyRuntime, parrot: &PolicyVersion, data: &[u8]) {
         }
     }
     for note in &calls {
-        if let berth_kernel::decision::CallOutcome::Fault(fault) = &note.outcome {
+        if let berth_kernel::policy::decision::CallOutcome::Fault(fault) = &note.outcome {
             let line = !fault.detail.contains('\n') && fault.detail.len() <= REASON_BYTES_MAX;
             assert!(line, "a fault is one line: {fault:?}");
         }

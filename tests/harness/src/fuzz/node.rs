@@ -2,15 +2,15 @@
 
 use super::bytes::Bytes;
 use berth_core::stack::Baseline;
-use berth_kernel::change::{Change, Entry};
-use berth_kernel::gpu::{Mig, Part};
-use berth_kernel::health::XidRules;
-use berth_kernel::ledger::Ledger;
-use berth_kernel::mig::MigStrategy;
-use berth_kernel::names::{Digest, PartId, Resource};
-use berth_kernel::pci::PciBusId;
-use berth_kernel::stack::{OnFault, Permissions, StackEntry};
-use berth_kernel::time::Now;
+use berth_kernel::hardware::gpu::{Mig, Part};
+use berth_kernel::hardware::mig::MigStrategy;
+use berth_kernel::hardware::triage::XidRules;
+use berth_kernel::ids::names::{Digest, GpuId, PartId, Resource};
+use berth_kernel::ids::pci::PciBusId;
+use berth_kernel::ids::time::Now;
+use berth_kernel::node::change::{Change, Entry};
+use berth_kernel::node::ledger::Ledger;
+use berth_kernel::policy::stack::{OnFault, Permissions, StackEntry};
 use std::collections::BTreeMap;
 
 /// Names that are offered and requested; the last is another vendor's.
@@ -39,7 +39,7 @@ pub(super) fn node(bytes: &mut Bytes<'_>) -> Ledger {
         let whole = gpu(count - 1);
         let instance = Part {
             id: part("MIG-0"),
-            parent: Some(whole.id.clone()),
+            gpu: whole.gpu.clone(),
             memory_mib: 9_728,
             mig: Some(Mig { profile: "1g.10gb".into(), gpu_instance: 7, compute_instance: 0 }),
             ..whole.clone()
@@ -53,8 +53,8 @@ pub(super) fn node(bytes: &mut Bytes<'_>) -> Ledger {
 
 fn gpu(index: usize) -> Part {
     Part {
+        gpu: GpuId::of_whole(&part(&format!("GPU-{index}"))),
         id: part(&format!("GPU-{index}")),
-        parent: None,
         vendor: "nvidia".into(),
         model: "H100".into(),
         gpu_index: u32::try_from(index).unwrap(),

@@ -4,7 +4,7 @@
 //! A round: start it; some rounds kill it right then, while it is starting, and start it again;
 //! hold its list of allocations against what the stand-in kubelet believes (`check`); let pods come
 //! and go; kill it at a random moment, or let it kill itself at a named step
-//! ([`berth_kernel::steps`]). Every `SETTLE_EVERY` rounds the load rests until list and kubelet are
+//! ([`berth_kernel::node::steps`]). Every `SETTLE_EVERY` rounds the load rests until list and kubelet are
 //! equal to the last allocation, with those that no kubelet was sent ended, too.
 //!
 //! On a small disk ([`SmallDisk`]) another program fills it in some rounds, and takes every byte that is given back: the
@@ -24,7 +24,7 @@ pub use small_disk::{Filler, Mounted, SmallDisk};
 pub use tally::{Tally, Wrong};
 
 use anyhow::{Context, bail};
-use berth_kernel::steps::Step;
+use berth_kernel::node::steps::Step;
 use kubelet_standin::{Kubelet, Options};
 use load::{Load, SHARED, WHOLE};
 use process::Serving;

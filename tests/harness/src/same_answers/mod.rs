@@ -12,7 +12,7 @@
 pub mod both;
 
 use anyhow::Context;
-use berth_kernel::time::Now;
+use berth_kernel::ids::time::Now;
 use berth_wasm::{Settings, WasmPolicies};
 use both::{Both, Tally};
 use std::num::NonZero;

@@ -2,7 +2,7 @@
 
 use crate::soak::{SHARED, Wrong};
 use berth_core::KernelHandle;
-use berth_kernel::names::AllocationId;
+use berth_kernel::ids::names::AllocationId;
 use kubelet_standin::{Kubelet, PodSpec};
 use std::collections::{BTreeSet, VecDeque};
 use std::fmt;

@@ -4,10 +4,10 @@ use super::disk::Disk;
 use super::recorder::{self, Op};
 use super::state;
 use anyhow::Context;
-use berth_kernel::drain::Mark;
-use berth_kernel::names::PartId;
-use berth_kernel::ports::Store;
-use berth_kernel::record::{Record, RecordKey, Write};
+use berth_kernel::drain::marks::Mark;
+use berth_kernel::ids::names::GpuId;
+use berth_kernel::node::ports::Store;
+use berth_kernel::node::record::{Record, RecordKey, Write};
 use berth_store::SledStore;
 use harness::kill::{Rng, Wrong};
 use std::collections::BTreeMap;
@@ -159,7 +159,7 @@ pub(crate) fn cordon(name: u64, text: &str) -> Write {
 }
 
 fn cordoned(name: u64, text: &str) -> Record {
-    let gpu = PartId::parse(&format!("GPU-{name}")).expect("a short name");
+    let gpu = GpuId::parse(&format!("GPU-{name}")).expect("a short name");
     Record::Marks(gpu, Mark::cordon("crash", text, name).into())
 }
 

@@ -14,8 +14,8 @@ mod history;
 mod recorder;
 
 use anyhow::Context;
-use berth_kernel::ports::{Store, StoreError};
-use berth_kernel::record::{Record, RecordKey};
+use berth_kernel::node::ports::{Store, StoreError};
+use berth_kernel::node::record::{Record, RecordKey};
 use berth_store::SledStore;
 use disk::{Disk, Loss};
 use harness::kill::{Rng, Tally, Wrong};

@@ -8,8 +8,9 @@ pub mod words;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use berth_kernel::policy::{Hook, PolicyVersion};
-use berth_kernel::ports::{Input, PolicyRuntime};
+use berth_kernel::node::ports::{Input, PolicyRuntime};
+use berth_kernel::policy::hooks::Hook;
+use berth_kernel::policy::version::PolicyVersion;
 use berth_policy_sdk::testing::Random;
 use berth_policy_sdk::{Context, Hooks};
 use native::{NATIVE, Native};

@@ -1,6 +1,6 @@
 //! The shipped policies' crates, called as the daemon calls their components.
 
-use berth_kernel::policy::Answer;
+use berth_kernel::policy::hooks::Answer;
 use berth_policy_sdk::testing::{Random, logged};
 use berth_policy_sdk::{Context, Hooks, Policy, entry};
 

@@ -1,6 +1,6 @@
 //! Random nodes with everything on them, questions about them, and parameters of each shipped policy.
 
-use berth_kernel::policy::Hook;
+use berth_kernel::policy::hooks::Hook;
 use berth_policy_sdk::testing::{Random, random_node};
 use berth_policy_sdk::{
     AdmitRequest, Attribute, Candidate, Claim, DeviceState, Holder, Node, PlaceRequest, Reading,

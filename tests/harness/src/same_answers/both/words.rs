@@ -1,9 +1,10 @@
 //! Answers of the policies' crates, as types of the kernel.
 
-use berth_kernel::allocation::Limits;
-use berth_kernel::names::{DeviceId, PartId, Resource};
-use berth_kernel::offer::{Consumes, OfferLine, PartOffer};
-use berth_kernel::policy::{Answer, OfferAnswer, Placement, Severity, Terms, TriageAnswer};
+use berth_kernel::grants::allocation::Limits;
+use berth_kernel::hardware::triage::{Severity, TriageAnswer};
+use berth_kernel::ids::names::{DeviceId, PartId, Resource};
+use berth_kernel::policy::hooks::{Answer, OfferAnswer, Placement, Terms};
+use berth_kernel::sharing::offer::{Consumes, OfferLine, PartOffer};
 use berth_policy_sdk as sdk;
 
 /// The objects that the indices of a node refer to.

@@ -3,13 +3,15 @@
 
 use super::violation::Violation;
 use berth_core::stack::{Faults, Offers};
-use berth_kernel::command::StackAnswer;
-use berth_kernel::decider::Decider;
-use berth_kernel::ledger::Ledger;
-use berth_kernel::names::{DeviceId, Digest, PartId};
-use berth_kernel::offer::Consumes;
-use berth_kernel::policy::{ENVIRONMENT_MAX, ENVIRONMENT_VALUE_BYTES_MAX, PlaceRequest, REASON_BYTES_MAX};
-use berth_kernel::stack::{OnFault, Stack, StackEntry};
+use berth_kernel::ids::names::{DeviceId, Digest, PartId};
+use berth_kernel::node::command::StackAnswer;
+use berth_kernel::node::ledger::Ledger;
+use berth_kernel::policy::decider::Decider;
+use berth_kernel::policy::hooks::{
+    ENVIRONMENT_MAX, ENVIRONMENT_VALUE_BYTES_MAX, PlaceRequest, REASON_BYTES_MAX,
+};
+use berth_kernel::policy::stack::{OnFault, Stack, StackEntry};
+use berth_kernel::sharing::offer::Consumes;
 use std::collections::BTreeSet;
 
 type Checked = Result<(), Violation>;

@@ -5,19 +5,19 @@ use super::ends::{Cause, Ends, Truth, Turn};
 use super::marks::Marks;
 use super::state;
 use super::violation::Violation;
-use berth_kernel::allocate::RECORDS_PER_DEVICE;
-use berth_kernel::allocation::Allocation;
-use berth_kernel::breaker::Phase;
-use berth_kernel::command::{Command, StackAnswer};
-use berth_kernel::judgement::to_judge_again;
-use berth_kernel::ledger::Ledger;
-use berth_kernel::names::{AllocationId, DeviceId, PartId, Resource};
-use berth_kernel::pod_candidates::candidates;
-use berth_kernel::policy::AdmitRequest;
-use berth_kernel::reconcile::{CheckpointEntry, ReconcileView};
-use berth_kernel::record::{RecordKey, records};
-use berth_kernel::rules::Rules;
-use berth_kernel::time::Now;
+use berth_kernel::evidence::kubelet_view::{CheckpointEntry, ReconcileView};
+use berth_kernel::grants::allocate::RECORDS_PER_DEVICE;
+use berth_kernel::grants::allocation::Allocation;
+use berth_kernel::grants::pod_candidates::candidates;
+use berth_kernel::ids::names::{AllocationId, DeviceId, GpuId, Resource};
+use berth_kernel::ids::time::Now;
+use berth_kernel::node::command::{Command, StackAnswer};
+use berth_kernel::node::ledger::Ledger;
+use berth_kernel::node::record::{RecordKey, records};
+use berth_kernel::node::rules::Rules;
+use berth_kernel::policy::hooks::AdmitRequest;
+use berth_kernel::policy::judge_again::to_judge_again;
+use berth_kernel::sharing::breaker::Phase;
 use std::collections::BTreeMap;
 
 /// Beside the ledger: what it was heard to say.
@@ -29,7 +29,7 @@ pub(crate) struct Checks {
     /// Grants that were answered with success and have not ended.
     answered: BTreeMap<AllocationId, (Resource, Vec<DeviceId>)>,
     /// GPUs whose cordon (or uncordon) was acknowledged to an operator.
-    cordoned: BTreeMap<PartId, bool>,
+    cordoned: BTreeMap<GpuId, bool>,
 }
 
 /// What a turn was about, for the checks.

@@ -1,7 +1,7 @@
 //! The two clocks of the daemon, and the true time behind both.
 
-use berth_kernel::ports::Clock;
-use berth_kernel::time::Now;
+use berth_kernel::ids::time::Now;
+use berth_kernel::node::ports::Clock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A clock that a test moves.

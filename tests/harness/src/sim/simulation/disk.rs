@@ -2,8 +2,8 @@
 //! the records on it are.
 
 use super::event::{CrashAt, DiskFault};
-use berth_kernel::ports::{Store, StoreError};
-use berth_kernel::record::{Record, RecordKey, Write};
+use berth_kernel::node::ports::{Store, StoreError};
+use berth_kernel::node::record::{Record, RecordKey, Write};
 use berth_store::{MemoryDisk, MemoryFault, MemoryStore};
 use std::collections::BTreeMap;
 use std::panic::resume_unwind;

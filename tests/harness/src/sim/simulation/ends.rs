@@ -3,14 +3,14 @@
 use super::kubelet::Kubelet;
 use super::views::Views;
 use super::violation::Violation;
-use berth_kernel::allocate::RECORDS_PER_DEVICE;
-use berth_kernel::allocation::{Allocation, EndReason};
-use berth_kernel::command::Command;
-use berth_kernel::ledger::Ledger;
-use berth_kernel::names::{AllocationId, DeviceId};
-use berth_kernel::pods::{PodsSource, PodsView, Stage};
-use berth_kernel::reconcile::{CheckpointEntry, ReconcileView};
-use berth_kernel::time::{Now, Timing};
+use berth_kernel::evidence::kubelet_view::{CheckpointEntry, ReconcileView};
+use berth_kernel::evidence::pods::{PodsSource, PodsView, Stage};
+use berth_kernel::grants::allocate::RECORDS_PER_DEVICE;
+use berth_kernel::grants::allocation::{Allocation, EndReason};
+use berth_kernel::ids::names::{AllocationId, DeviceId};
+use berth_kernel::ids::time::{Now, Timing};
+use berth_kernel::node::command::Command;
+use berth_kernel::node::ledger::Ledger;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -224,7 +224,7 @@ impl Ends {
         }
         // One of before a kubelet restart counts for nothing after it.
         let counts =
-            |first: &u64| *first >= sight.kubelet_ms && sight.began_ms >= first + timing.rounds_apart_ms;
+            |first: &u64| *first >= sight.kubelet_ms && sight.began_ms >= first + timing.passes_apart_ms;
         let twice = self.missed_ms.get(&allocation.id).is_some_and(|firsts| firsts.iter().any(counts));
         let since = self.since_ms.get(&allocation.id).copied().unwrap_or(u64::MAX / 2);
         let word = self.word(allocation, since);

@@ -3,12 +3,12 @@
 use super::ends::Cause;
 use super::violation::Violation;
 use super::world::World;
-use berth_kernel::command::Command;
-use berth_kernel::evict::{due_requests, is_being_evicted};
-use berth_kernel::eviction::{EvictionMethod, EvictionOutcome, EvictionRequest};
-use berth_kernel::ledger::Ledger;
-use berth_kernel::pods::PodsSource;
-use berth_kernel::ports::Clock;
+use berth_kernel::drain::eviction::{EvictionMethod, EvictionOutcome, EvictionRequest};
+use berth_kernel::drain::eviction_plan::{due_requests, is_being_evicted};
+use berth_kernel::evidence::pods::PodsSource;
+use berth_kernel::node::command::Command;
+use berth_kernel::node::ledger::Ledger;
+use berth_kernel::node::ports::Clock;
 use std::collections::BTreeMap;
 
 /// The request.
@@ -108,7 +108,7 @@ fn may_be_asked(ledger: &Ledger, ask: &EvictionRequest) -> Result<(), Violation>
     });
     let evicts = ledger.gpus.get(&ask.gpu).is_some_and(|gpu| gpu.marks.evicts());
     let holds = ledger.live.values().any(|a| {
-        let on = |part| ledger.part(part).is_some_and(|p| p.part.gpu() == &ask.gpu);
+        let on = |part| ledger.part(part).is_some_and(|p| p.part.gpu == ask.gpu);
         a.holder.pod_uid.as_ref() == Some(&ask.pod.uid) && a.devices.iter().any(|d| on(&d.part))
     });
     let leaves = ask.pod.deletion_wall_ms.is_some();

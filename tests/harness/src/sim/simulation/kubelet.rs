@@ -1,9 +1,9 @@
 //! The kubelet as far as it matters here: its pods, its books of who holds which devices, the
 //! checkpoint file, and the device lists that it last read. Its books are the truth.
 
-use berth_kernel::listing::ListedDevice;
-use berth_kernel::names::{AllocationId, DeviceId, Resource};
-use berth_kernel::reconcile::{CheckpointEntry, ListedHolding, PodList};
+use berth_kernel::evidence::kubelet_view::{CheckpointEntry, ListedHolding, PodList};
+use berth_kernel::ids::names::{AllocationId, DeviceId, Resource};
+use berth_kernel::sharing::listing::ListedDevice;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Longest that a kubelet takes to write a grant down, milliseconds: less than the 30 s after our

@@ -1,14 +1,15 @@
 //! Answers of a hostile policy: each breaks one rule.
 
 use super::policies::resource;
-use berth_kernel::allocation::Limits;
-use berth_kernel::gpu::Part;
-use berth_kernel::names::{DeviceId, PartId, Resource};
-use berth_kernel::offer::{Consumes, OfferLine, PartOffer};
-use berth_kernel::policy::{
-    AdmitRequest, Answer, OfferAnswer, PlaceRequest, Placement, Question, Severity, Terms, TriageAnswer,
+use berth_kernel::grants::allocation::Limits;
+use berth_kernel::hardware::gpu::Part;
+use berth_kernel::hardware::triage::{Severity, TriageAnswer};
+use berth_kernel::ids::names::{DeviceId, PartId, Resource};
+use berth_kernel::node::ports::Call;
+use berth_kernel::policy::hooks::{
+    AdmitRequest, Answer, OfferAnswer, PlaceRequest, Placement, Question, Terms,
 };
-use berth_kernel::policy_call::Call;
+use berth_kernel::sharing::offer::{Consumes, OfferLine, PartOffer};
 
 /// One of the lies.
 pub(crate) fn answer(call: &Call<'_>, which: u32) -> Answer {

@@ -2,8 +2,8 @@
 
 use super::event::Driver;
 use super::rng::Rng;
-use berth_kernel::gpu::{Inventory, Mig, Part, ScanError};
-use berth_kernel::names::PartId;
+use berth_kernel::hardware::gpu::{Inventory, Mig, Part, ScanError};
+use berth_kernel::ids::names::{GpuId, PartId};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The node's hardware.
@@ -12,7 +12,7 @@ pub(crate) struct Machine {
     /// Every part that there ever was; GPUs before their instances.
     parts: Vec<Part>,
     gone: BTreeSet<PartId>,
-    failing: BTreeSet<PartId>,
+    failing: BTreeSet<GpuId>,
     pub(crate) driver: Driver,
 }
 
@@ -21,14 +21,15 @@ impl Machine {
     pub(crate) fn new(rng: &mut Rng) -> Self {
         let gpus = 1 + rng.below(3);
         let memory_mib = rng.of(&[1_000, 4_001, 81_559]);
-        let mut parts: Vec<Part> = (0..gpus).map(|i| part(&format!("GPU-{i}"), None, memory_mib)).collect();
+        let whole = |i| part(&format!("GPU-{i}"), &format!("GPU-{i}"), memory_mib);
+        let mut parts: Vec<Part> = (0..gpus).map(&whole).collect();
         if rng.chance(40) {
-            let mut gpu = part(&format!("GPU-{gpus}"), None, memory_mib);
+            let mut gpu = whole(gpus);
             gpu.mig_enabled = true;
-            let id = gpu.id.clone();
+            let host = gpu.id.to_string();
             parts.push(gpu);
             for i in 0..2 {
-                let mut instance = part(&format!("MIG-{i}"), Some(id.clone()), memory_mib / 4);
+                let mut instance = part(&format!("MIG-{i}"), &host, memory_mib / 4);
                 instance.mig = Some(Mig { profile: "1g.10gb".into(), gpu_instance: i, compute_instance: 0 });
                 parts.push(instance);
             }
@@ -56,9 +57,9 @@ impl Machine {
     }
 
     pub(crate) fn trouble(&mut self, which: u32, on: bool) {
-        let gpu = self.part(which).gpu().clone();
+        let gpu = self.part(which).gpu.clone();
         if on {
-            self.failing.insert(gpu);
+            self.failing.insert(gpu.clone());
         } else {
             self.failing.remove(&gpu);
         }
@@ -73,9 +74,9 @@ impl Machine {
 
     /// The result of a scan.
     pub(crate) fn inventory(&self) -> Inventory {
-        let there = |p: &&Part| !self.gone.contains(&p.id) && !self.gone.contains(p.gpu());
+        let there = |p: &&Part| !self.gone.contains(&p.id) && !self.gone.contains(p.gpu.as_part());
         let parts: Vec<Part> = self.parts.iter().filter(there).cloned().collect();
-        let gpus: BTreeSet<&PartId> = parts.iter().map(Part::gpu).collect();
+        let gpus: BTreeSet<&GpuId> = parts.iter().map(|part| &part.gpu).collect();
         let of_all = match self.driver {
             Driver::Ready => None,
             Driver::Hung => Some(ScanError::not_ready("a call does not answer")),
@@ -83,7 +84,7 @@ impl Machine {
             Driver::Fabric => Some(ScanError::not_ready("its NVLink fabric is not ready")),
             Driver::Replaced => Some("the driver is not loaded".into()),
         };
-        let own = |gpu: &PartId| self.failing.contains(gpu).then(|| "it does not answer".into());
+        let own = |gpu: &GpuId| self.failing.contains(gpu).then(|| "it does not answer".into());
         let errors =
             gpus.into_iter().filter_map(|gpu| Some((gpu.clone(), own(gpu).or_else(|| of_all.clone())?)));
         let scan_errors = errors.collect();
@@ -91,10 +92,10 @@ impl Machine {
     }
 }
 
-fn part(id: &str, parent: Option<PartId>, memory_mib: u64) -> Part {
+fn part(id: &str, gpu: &str, memory_mib: u64) -> Part {
     Part {
         id: PartId::parse(id).expect("letters and digits"),
-        parent,
+        gpu: GpuId::parse(gpu).expect("letters and digits"),
         vendor: "nvidia".into(),
         model: "simulated".into(),
         gpu_index: 0,

@@ -1,10 +1,10 @@
 //! When each device was last healthy, held and named, by the true time: whether it may leave the list (I10).
 
 use super::violation::Violation;
-use berth_kernel::ledger::Ledger;
-use berth_kernel::listing::listing;
-use berth_kernel::names::{DeviceId, Resource};
-use berth_kernel::time::Timing;
+use berth_kernel::ids::names::{DeviceId, Resource};
+use berth_kernel::ids::time::Timing;
+use berth_kernel::node::ledger::Ledger;
+use berth_kernel::sharing::listing::listing;
 use std::collections::BTreeMap;
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -49,7 +49,8 @@ impl Marks {
                 let what = format!("{id} of {resource} left the list {ms} ms after it was Healthy or held");
                 return Err(Violation::new("I10", what));
             }
-            if let Some(ms) = mark.named_ms.map(|at| true_ms - at).filter(|ms| *ms < timing.named_ms) {
+            if let Some(ms) = mark.named_ms.map(|at| true_ms - at).filter(|ms| *ms < timing.allocate_grace_ms)
+            {
                 let what = format!("{id} of {resource} left the list {ms} ms after an Allocate named it");
                 return Err(Violation::new("I10", what));
             }

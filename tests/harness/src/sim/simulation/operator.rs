@@ -5,11 +5,11 @@ use super::event::{Event, StackLine};
 use super::policies::{KINDS, digest, entry, version};
 use super::rng::Rng;
 use super::world::World;
-use berth_kernel::command::{Activation, Command, NewStack};
-use berth_kernel::drain::{AtDeadline, Author, Order, Owners};
-use berth_kernel::names::PartId;
-use berth_kernel::ports::Clock;
-use berth_kernel::revision::Revision;
+use berth_kernel::drain::marks::{AtDeadline, Author, Order, Owners};
+use berth_kernel::ids::names::GpuId;
+use berth_kernel::node::command::{Activation, Command, NewStack};
+use berth_kernel::node::ports::Clock;
+use berth_kernel::node::revision::Revision;
 
 impl World {
     /// Policies that are there from the start, and in most runs a stack of them.
@@ -34,7 +34,7 @@ impl World {
 
     /// What an operator does.
     pub(crate) fn operator(&mut self, event: &Event) {
-        let gpu = |world: &Self, which: u32| -> PartId { world.machine.part(which).gpu().clone() };
+        let gpu = |world: &Self, which: u32| -> GpuId { world.machine.part(which).gpu.clone() };
         let (command, cause) = match event {
             Event::Cordon { gpu: which, why } => {
                 let why = if *why { format!("reason {which}") } else { String::new() };

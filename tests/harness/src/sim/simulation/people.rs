@@ -4,23 +4,23 @@
 use super::kubelet::{Hold, uid};
 use super::violation::Violation;
 use super::world::World;
-use berth_kernel::drain::Drain;
-use berth_kernel::gpu::Inventory;
-use berth_kernel::ledger::Ledger;
-use berth_kernel::names::PartId;
-use berth_kernel::process::{Owner, PodProcess, Process, ProcessIdentity, ProcessVisibility, Uses};
-use berth_kernel::time::Timing;
+use berth_kernel::drain::marks::Drain;
+use berth_kernel::hardware::gpu::Inventory;
+use berth_kernel::hardware::process::{Owner, PodProcess, Process, ProcessIdentity, ProcessVisibility, Uses};
+use berth_kernel::ids::names::{GpuId, PartId};
+use berth_kernel::ids::time::Timing;
+use berth_kernel::node::ledger::Ledger;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Who is on the GPUs beside the pods that hold them.
 #[derive(Debug, Default)]
 pub(crate) struct People {
     /// GPUs on which a process of the host runs.
-    hosts: BTreeSet<PartId>,
+    hosts: BTreeSet<GpuId>,
     /// What pods that ended have left behind.
     leftovers: Vec<Hold>,
     /// GPUs that do not list their processes.
-    silent: BTreeSet<PartId>,
+    silent: BTreeSet<GpuId>,
     /// When a scan last found a process on a GPU (true time).
     busy_ms: BTreeMap<PartId, u64>,
 }
@@ -32,12 +32,12 @@ impl World {
         if !self.sources {
             return inventory;
         }
-        inventory.sight = ProcessVisibility::Visible;
-        let parents: BTreeMap<&PartId, &PartId> =
-            self.machine.parts().iter().map(|p| (&p.id, p.gpu())).collect();
-        let there: BTreeSet<PartId> = inventory.parts.iter().map(|p| p.gpu().clone()).collect();
+        inventory.process_visibility = ProcessVisibility::Visible;
+        let parents: BTreeMap<&PartId, &GpuId> =
+            self.machine.parts().iter().map(|p| (&p.id, &p.gpu)).collect();
+        let there: BTreeSet<GpuId> = inventory.parts.iter().map(|p| p.gpu.clone()).collect();
         let tells =
-            |gpu: &&PartId| !self.people.silent.contains(*gpu) && !inventory.scan_errors.contains_key(*gpu);
+            |gpu: &&GpuId| !self.people.silent.contains(*gpu) && !inventory.scan_errors.contains_key(*gpu);
         for gpu in there.iter().filter(tells) {
             let mut all = Vec::new();
             for hold in self.kubelet.held().chain(&self.people.leftovers) {
@@ -53,7 +53,7 @@ impl World {
                 }
             }
             if self.people.hosts.contains(gpu) {
-                all.push(process(1, gpu, Owner::NoPod { container_id: None }));
+                all.push(process(1, gpu.as_part(), Owner::NoPod { container_id: None }));
             }
             inventory.processes.insert(gpu.clone(), all);
         }
@@ -61,20 +61,20 @@ impl World {
     }
 
     pub(crate) fn host_process(&mut self, part: u32, on: bool) {
-        let gpu = self.machine.part(part).gpu().clone();
+        let gpu = self.machine.part(part).gpu.clone();
         if on {
-            self.people.hosts.insert(gpu)
+            self.people.hosts.insert(gpu.clone())
         } else {
             self.people.hosts.remove(&gpu)
         };
     }
 
     pub(crate) fn tells(&mut self, part: u32, on: bool) {
-        let gpu = self.machine.part(part).gpu().clone();
+        let gpu = self.machine.part(part).gpu.clone();
         if on {
             self.people.silent.remove(&gpu)
         } else {
-            self.people.silent.insert(gpu)
+            self.people.silent.insert(gpu.clone())
         };
     }
 
@@ -109,13 +109,13 @@ impl People {
         true_ms: u64,
     ) -> Result<(), Violation> {
         for gpu in look.processes.iter().filter(|(_, all)| !all.is_empty()).map(|(gpu, _)| gpu) {
-            self.busy_ms.insert(gpu.clone(), true_ms);
+            self.busy_ms.insert(gpu.as_part().clone(), true_ms);
         }
         for (gpu, state) in &after.gpus {
             let drained = |ledger: &Ledger| {
                 ledger.gpus.get(gpu).is_some_and(|gpu| matches!(gpu.drain(), Drain::Drained(_)))
             };
-            let lately = self.busy_ms.get(gpu).is_some_and(|at| true_ms < at + timing.drained_ms);
+            let lately = self.busy_ms.get(gpu.as_part()).is_some_and(|at| true_ms < at + timing.drained_ms);
             if lately && drained(after) && !drained(before) {
                 let what = format!("{gpu} is {:?}, and a scan found a process on it just now", state.drain());
                 return Err(Violation::new("drain", what));

@@ -8,13 +8,13 @@ use super::rng::Rng;
 use super::violation::Violation;
 use super::world::World;
 use berth_core::keeper::CommandError;
-use berth_kernel::allocation::Allocation;
-use berth_kernel::command::{Attempt, Command, StackAnswer};
-use berth_kernel::ledger::Ledger;
-use berth_kernel::names::{AllocationId, DeviceId, Resource};
-use berth_kernel::policy::{AdmitRequest, Hook, PlaceRequest};
-use berth_kernel::ports::Clock as _;
-use berth_kernel::refusal::Refusal;
+use berth_kernel::grants::allocation::Allocation;
+use berth_kernel::ids::names::{AllocationId, DeviceId, Resource};
+use berth_kernel::node::command::{Attempt, Command, StackAnswer};
+use berth_kernel::node::ledger::Ledger;
+use berth_kernel::node::ports::Clock as _;
+use berth_kernel::node::refusal::Refusal;
+use berth_kernel::policy::hooks::{AdmitRequest, Hook, PlaceRequest};
 use std::sync::Arc;
 
 /// The request of a pod, and what the kubelet does with the answer.

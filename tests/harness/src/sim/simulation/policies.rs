@@ -2,17 +2,16 @@
 
 use super::event::{Mood, StackLine};
 use super::lies;
-use berth_kernel::allocation::Limits;
-use berth_kernel::names::{Digest, Resource};
-use berth_kernel::offer::{Consumes, OfferLine, PartOffer};
-use berth_kernel::part_state::PartState;
-use berth_kernel::policy::{
-    Answer, Fault, FaultKind, Hook, OfferAnswer, Placement, PolicyVersion, Question, Severity, Terms,
-    TriageAnswer,
-};
-use berth_kernel::policy_call::Call;
-use berth_kernel::ports::{CallOutput, InstallError, PolicyRuntime};
-use berth_kernel::stack::{OnFault, Permissions, StackEntry};
+use berth_kernel::grants::allocation::Limits;
+use berth_kernel::hardware::triage::{Severity, TriageAnswer};
+use berth_kernel::ids::names::{Digest, Resource};
+use berth_kernel::node::ports::Call;
+use berth_kernel::node::ports::{CallOutput, InstallError, PolicyRuntime};
+use berth_kernel::policy::hooks::{Answer, Fault, FaultKind, Hook, OfferAnswer, Placement, Question, Terms};
+use berth_kernel::policy::stack::{OnFault, Permissions, StackEntry};
+use berth_kernel::policy::version::PolicyVersion;
+use berth_kernel::sharing::offer::{Consumes, OfferLine, PartOffer};
+use berth_kernel::sharing::part_state::PartState;
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
@@ -46,7 +45,7 @@ pub(crate) fn version(kind: u32) -> PolicyVersion {
         bytes: 1,
         shipped: false,
         since_wall_ms: 0,
-        origin: berth_kernel::trust::Origin::default(),
+        origin: berth_kernel::policy::version::Provenance::default(),
     }
 }
 

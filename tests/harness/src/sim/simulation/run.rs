@@ -6,13 +6,13 @@ use super::event::{Event, Look, Showing};
 use super::policies::KINDS;
 use super::violation::Violation;
 use super::world::World;
-use berth_kernel::allocation::Allocation;
-use berth_kernel::command::{Command, NewStack};
-use berth_kernel::drain::Owners;
-use berth_kernel::gpu::Part;
-use berth_kernel::listing::listing;
-use berth_kernel::mig::MigStrategy;
-use berth_kernel::names::PartId;
+use berth_kernel::drain::marks::Owners;
+use berth_kernel::grants::allocation::Allocation;
+use berth_kernel::hardware::gpu::Part;
+use berth_kernel::hardware::mig::MigStrategy;
+use berth_kernel::ids::names::{GpuId, PartId};
+use berth_kernel::node::command::{Command, NewStack};
+use berth_kernel::sharing::listing::listing;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
@@ -71,7 +71,7 @@ fn rest(world: &mut World) {
     }
     world.kubelet.record_slow();
     see_ends(world);
-    if world.ledger().hold.is_none() {
+    if world.ledger().ends_withheld.is_none() {
         let has_ended = |uid: &String| !world.kubelet.is_uid_alive(uid);
         let held = |a: &&Arc<Allocation>| a.holder.pod_uid.as_ref().is_some_and(has_ended);
         let left: Vec<_> = world.ledger().live.values().filter(held).map(|a| a.id).collect();
@@ -89,18 +89,18 @@ fn rest(world: &mut World) {
         NewStack { from_api: true, by: "me".into(), why: String::new(), entries: Vec::new() },
         false,
     );
-    let gpus: Vec<PartId> = world.ledger().gpus.keys().cloned().collect();
+    let gpus: Vec<GpuId> = world.ledger().gpus.keys().cloned().collect();
     for gpu in gpus {
         world.turn(&Command::Uncordon { gpu, owners: Owners::All }, Cause::Nothing);
     }
     world.step(&Event::GpuLook);
-    let gpus: Vec<PartId> = world.ledger().gpus.keys().cloned().collect();
+    let gpus: Vec<GpuId> = world.ledger().gpus.keys().cloned().collect();
     for gpu in gpus {
         // Some policies leave it to an operator to say that a GPU works again, and a restart does not.
         world.turn(&Command::MarkHealthy { gpu, by: "me".into(), why: String::new() }, Cause::Nothing);
     }
     see_ends(world);
-    if world.ledger().hold.is_some() {
+    if world.ledger().ends_withheld.is_some() {
         let live: Vec<_> = world.ledger().live.keys().copied().collect();
         for id in live {
             world.turn(&Command::End { id, force: true }, Cause::Operator(id));
@@ -123,7 +123,7 @@ fn rest(world: &mut World) {
     // A machine always has a GPU outside of MIG mode, which `single` takes beside no instance.
     let alike = !world.machine.parts().iter().any(|p| p.mig_enabled);
     let wanted = |p: &&Part| match world.around.baseline.mig {
-        MigStrategy::None => p.parent.is_none(),
+        MigStrategy::None => p.is_whole_gpu(),
         MigStrategy::Mixed => !p.mig_enabled,
         MigStrategy::Single => alike,
     };

@@ -4,9 +4,9 @@ use super::ends::{Cause, Sight};
 use super::event::{Look, Lost};
 use super::violation::Violation;
 use super::world::World;
-use berth_kernel::command::Command;
-use berth_kernel::ports::Clock;
-use berth_kernel::reconcile::{KubeletAge, ReconcileView};
+use berth_kernel::evidence::kubelet_view::{KubeletAge, ReconcileView};
+use berth_kernel::node::command::Command;
+use berth_kernel::node::ports::Clock;
 
 /// Reconcile passes that may wait to be submitted.
 const WAITING_MAX: usize = 6;

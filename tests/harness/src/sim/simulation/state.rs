@@ -1,18 +1,18 @@
 //! What must be true of every ledger, whatever happened: I1, I2, I3.
 
 use super::violation::Violation;
-use berth_kernel::breaker::Phase;
-use berth_kernel::command::{Attempt, Command, StackAnswer};
-use berth_kernel::decide::decide;
-use berth_kernel::ledger::Ledger;
-use berth_kernel::listing::{ListedDevice, listing};
-use berth_kernel::names::{AllocationId, DeviceId, Resource};
-use berth_kernel::offer::Consumes;
-use berth_kernel::part_state::PartState;
-use berth_kernel::policy::{AdmitRequest, Terms};
-use berth_kernel::refusal::Refusal;
-use berth_kernel::rules::Rules;
-use berth_kernel::time::Now;
+use berth_kernel::ids::names::{AllocationId, DeviceId, Resource};
+use berth_kernel::ids::time::Now;
+use berth_kernel::node::command::{Attempt, Command, StackAnswer};
+use berth_kernel::node::decide::decide;
+use berth_kernel::node::ledger::Ledger;
+use berth_kernel::node::refusal::Refusal;
+use berth_kernel::node::rules::Rules;
+use berth_kernel::policy::hooks::{AdmitRequest, Terms};
+use berth_kernel::sharing::breaker::Phase;
+use berth_kernel::sharing::listing::{ListedDevice, listing};
+use berth_kernel::sharing::offer::Consumes;
+use berth_kernel::sharing::part_state::PartState;
 use std::collections::BTreeSet;
 
 /// Checks a ledger alone.
@@ -74,7 +74,7 @@ fn counters(ledger: &Ledger, part: &PartState, rules: &Rules) -> Result<(), Viol
         }
     }
     let one_hardware = |other: &&PartState| {
-        other.part.parent.as_ref() == Some(&part.part.id) || part.part.parent.as_ref() == Some(&other.part.id)
+        other.part.gpu == part.part.gpu && other.part.is_whole_gpu() != part.part.is_whole_gpu()
     };
     let granted = |p: &&PartState| p.held() && !p.devices.values().flat_map(|d| &d.holders).any(taken_over);
     if let Some(other) = ledger.parts.values().map(AsRef::as_ref).filter(one_hardware).find(granted)
@@ -151,7 +151,7 @@ fn listed(ledger: &Ledger, resource: &Resource, now: Now) -> Result<(), Violatio
 }
 
 fn held(ledger: &Ledger, resource: &Resource, id: &DeviceId) -> bool {
-    ledger.device(resource, id).is_some_and(berth_kernel::part_state::Device::held)
+    ledger.device(resource, id).is_some_and(berth_kernel::sharing::part_state::Device::held)
 }
 
 fn allow(resource: &Resource, devices: Vec<DeviceId>) -> Command {

@@ -5,10 +5,10 @@ use super::ends::Cause;
 use super::event::Showing;
 use super::kubelet::{Kubelet, uid};
 use super::world::World;
-use berth_kernel::command::Command;
-use berth_kernel::pods::{Pod, PodsSource, PodsView, Stage, is_of_static_pod};
-use berth_kernel::ports::Clock;
-use berth_kernel::time::Now;
+use berth_kernel::evidence::pods::{Pod, PodsSource, PodsView, Stage, is_of_static_pod};
+use berth_kernel::ids::time::Now;
+use berth_kernel::node::command::Command;
+use berth_kernel::node::ports::Clock;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 

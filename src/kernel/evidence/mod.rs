@@ -1,0 +1,11 @@
+//! What shows that a pod holds an allocation, and that it does not any more: the kubelet, the pods, the processes.
+
+pub mod attribution;
+pub mod device_plugin;
+pub mod kubelet_view;
+pub mod part_use;
+pub mod pods;
+pub mod process_scan;
+pub mod reconcile;
+pub mod running;
+pub mod sighting;

@@ -1,0 +1,30 @@
+//! The settings of the kernel's rules, which the configuration sets.
+
+use crate::grants::history::HistoryLimit;
+use crate::ids::time::Timing;
+use crate::policy::version::TrustedKey;
+
+/// Settings of the rules. They are part of the ledger, so that a reader of a snapshot has the rules that its offers and grants
+/// obey. They are not stored: each start sets them from the configuration.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rules {
+    /// Timeouts and intervals.
+    pub timing: Timing,
+    /// How much of each part's memory may be granted, percent.
+    pub overcommit_percent: u32,
+    /// Limits of the history of ended allocations.
+    pub history: HistoryLimit,
+    /// Keys that policies may be signed with; if empty, a policy needs no signature.
+    pub trusted_keys: Vec<TrustedKey>,
+}
+
+impl Default for Rules {
+    fn default() -> Self {
+        Self {
+            timing: Timing::default(),
+            overcommit_percent: 100,
+            history: HistoryLimit::default(),
+            trusted_keys: Vec::new(),
+        }
+    }
+}

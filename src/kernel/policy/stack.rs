@@ -1,0 +1,190 @@
+//! The stack: the ordered list of active policies with their permissions.
+
+use crate::ids::names::{Digest, Resource};
+use crate::policy::decider::Decider;
+use crate::policy::hooks::ENVIRONMENT_KEY_BYTES_MAX;
+use crate::policy::reserved_environment::reserved_for;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// The effect of a policy's fault.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnFault {
+    /// Counts as `pass`.
+    #[default]
+    Skip,
+    /// Denies `admit`. Other hooks are as with `Skip`, since denying them would fail pods or withdraw GPUs
+    /// for a policy's bug.
+    Deny,
+}
+
+/// The permissions of a stack entry.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Permissions {
+    /// Whether it may deny an Allocate.
+    pub deny: bool,
+    /// Most devices of one resource that it may offer on one part.
+    pub share_max: u32,
+    /// Resources that it may offer: exact names, or prefixes ending in `*`.
+    pub resources: Vec<String>,
+    /// Environment keys that it may set: exact names, or prefixes ending in `*`; never a reserved one
+    /// ([`crate::policy::reserved_environment`]).
+    pub environment: Vec<String>,
+}
+
+impl Default for Permissions {
+    fn default() -> Self {
+        Self {
+            deny: true,
+            share_max: crate::sharing::offer::SHARES_PER_PART_MAX,
+            resources: ["nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-*"]
+                .map(String::from)
+                .into(),
+            environment: Vec::new(),
+        }
+    }
+}
+
+impl Permissions {
+    /// Whether the entry may offer this resource.
+    #[must_use]
+    pub fn allows_resource(&self, resource: &Resource) -> bool {
+        self.resources.iter().any(|pattern| matches(pattern, resource.as_str()))
+    }
+
+    /// Whether the entry may set this environment key. Reserved keys are never allowed.
+    #[must_use]
+    pub fn allows_environment(&self, key: &str) -> bool {
+        is_settable_environment_key(key) && self.environment.iter().any(|pattern| matches(pattern, key))
+    }
+}
+
+fn matches(pattern: &str, text: &str) -> bool {
+    match pattern.strip_suffix('*') {
+        Some(prefix) => text.starts_with(prefix),
+        None => pattern == text,
+    }
+}
+
+/// Whether a policy may set this key at all: it is well formed, and not reserved.
+#[must_use]
+pub fn is_settable_environment_key(key: &str) -> bool {
+    let first = |b: u8| b.is_ascii_uppercase() || b == b'_';
+    let well_formed = key.len() <= ENVIRONMENT_KEY_BYTES_MAX
+        && key.bytes().next().is_some_and(first)
+        && key.bytes().all(|b| first(b) || b.is_ascii_digit());
+    well_formed && reserved_for(key).is_none()
+}
+
+/// One policy of the active stack.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StackEntry {
+    /// Name of the policy.
+    pub name: String,
+    /// Its version.
+    pub digest: Digest,
+    /// Its parameters, JSON.
+    pub parameters: String,
+    /// Its permissions.
+    pub permissions: Permissions,
+    /// The effect of a fault.
+    pub on_fault: OnFault,
+}
+
+impl Stack {
+    /// Whether one of its entries has this policy version.
+    #[must_use]
+    pub fn has(&self, digest: &Digest) -> bool {
+        self.entries.iter().any(|entry| entry.digest == *digest)
+    }
+}
+
+impl StackEntry {
+    /// `name@` and the first twelve digits of the digest.
+    #[must_use]
+    pub fn label(&self) -> String {
+        format!("{}@{}", self.name, self.digest.short())
+    }
+
+    /// It as the source of a decision.
+    #[must_use]
+    pub fn decider(&self) -> Decider {
+        Decider::Policy(self.label().into())
+    }
+}
+
+/// The ordered list of active policies.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Stack {
+    /// Counts activations; the API's ETag.
+    pub revision: u64,
+    /// Whether it was activated through the API and so overrides the configuration's.
+    pub from_api: bool,
+    /// The caller who activated it.
+    pub by: String,
+    /// The caller's reason; may be empty.
+    pub why: String,
+    /// When it was activated, milliseconds since 1970.
+    pub since_wall_ms: u64,
+    /// The policies in the order of their calls.
+    pub entries: Vec<StackEntry>,
+}
+
+/// Number of stored activations, including the active one. Each is at most 17 records of 16 KiB, so that
+/// together they stay under 4.5 MiB; usually they take a few KiB.
+pub const ACTIVATIONS_MAX: usize = 16;
+
+/// Previously active stacks by revision.
+pub type PastStacks = BTreeMap<u64, Arc<Stack>>;
+
+/// Adds a stack that is no longer active, and removes the oldest beyond [`ACTIVATIONS_MAX`].
+pub fn keep_past(past: &mut PastStacks, stack: Arc<Stack>) {
+    past.insert(stack.revision, stack);
+    while past.len() >= ACTIVATIONS_MAX {
+        past.pop_first();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_oldest_activations_are_removed_first() {
+        let mut past = PastStacks::new();
+        for revision in 0..40 {
+            keep_past(&mut past, Arc::new(Stack { revision, ..Stack::default() }));
+            assert!(past.len() < ACTIVATIONS_MAX);
+        }
+        assert_eq!(past.keys().copied().collect::<Vec<_>>(), (25..40).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn reserved_environment_keys_are_denied_whatever_is_permitted() {
+        let permissions = Permissions { environment: vec!["*".into()], ..Permissions::default() };
+        for key in [
+            "LD_PRELOAD",
+            "PATH",
+            "NVIDIA_VISIBLE_DEVICES",
+            "BERTH_X",
+            "CUDA_VISIBLE_DEVICES",
+            "a",
+            "",
+            "A-B",
+            "1A",
+            "NODE_OPTIONS",
+        ] {
+            assert!(!permissions.allows_environment(key), "{key}");
+        }
+        assert!(permissions.allows_environment("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"));
+        assert!(!Permissions::default().allows_environment("MY_KEY"));
+    }
+
+    #[test]
+    fn patterns_are_exact_or_a_prefix() {
+        let permissions = Permissions::default();
+        let allows = |name: &str| permissions.allows_resource(&Resource::parse(name).unwrap());
+        assert!(allows("nvidia.com/gpu") && allows("nvidia.com/mig-1g.10gb"));
+        assert!(!allows("nvidia.com/gpus") && !allows("amd.com/gpu"));
+    }
+}

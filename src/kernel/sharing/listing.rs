@@ -1,0 +1,69 @@
+//! The device list of one resource for the kubelet (I3).
+
+use crate::ids::names::{DeviceId, PartId, Resource};
+use crate::node::ledger::Ledger;
+use crate::sharing::breaker::Phase;
+use crate::sharing::offer::Consumes;
+use std::collections::BTreeSet;
+
+/// One device of the list.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListedDevice {
+    /// Its id.
+    pub id: DeviceId,
+    /// Healthy: held on a working GPU whose pods are not evicted, or free and grantable.
+    pub healthy: bool,
+    /// NUMA node for the kubelet's topology hints; `None` sends no topology.
+    pub numa_node: Option<u32>,
+}
+
+/// The whole list of one resource, sorted by id.
+///
+/// Free devices are healthy in the order of their numbers as long as each fits next to all live
+/// grants and the free devices before it. So the kubelet's allocatable count minus its assigned
+/// devices is what can be granted.
+#[must_use]
+pub fn listing(ledger: &Ledger, resource: &Resource) -> Vec<ListedDevice> {
+    let mut list = Vec::new();
+    let mut free_left = match ledger.breakers.get(resource).map(|b| b.phase) {
+        None | Some(Phase::Closed) => usize::MAX,
+        Some(Phase::HalfOpen) => 1,
+        Some(Phase::Open { .. }) => 0,
+    };
+    // Parts with a free device in this list. A GPU and its instances are the same hardware, so only
+    // the first of them with a free device is listed as free under one resource.
+    let mut free_parts: BTreeSet<&PartId> = BTreeSet::new();
+    for part in ledger.parts.values() {
+        let promised = ledger.parts_on_same_hardware(part).any(|kin| free_parts.contains(&kin.part.id));
+        let taken = ledger.taken(part);
+        let mut taken = if promised { taken.plus(Consumes::Whole) } else { taken };
+        // While a GPU's pods are evicted, the kubelet must not reassign a freed device before this
+        // ledger records its release.
+        let works = ledger.is_usable(part) && !ledger.gpu_of(part).is_some_and(|g| g.marks.evicts());
+        let may_grant = ledger.may_grant(part);
+        let memory_mib = ledger.memory_to_grant_mib(part);
+        let of_resource = (resource.clone(), None)..=(resource.clone(), Some(u32::MAX));
+        for ((_, share), device) in part.devices.range(of_resource) {
+            let with_device = taken.plus(device.consumes);
+            let is_offered = !device.held() && device.offered() && may_grant;
+            let is_free = is_offered && free_left > 0 && with_device.excess(memory_mib).is_none();
+            if is_free {
+                taken = with_device;
+                free_left -= 1;
+                free_parts.insert(&part.part.id);
+            }
+            let healthy = is_free || (device.held() && works);
+            let id = DeviceId { part: part.part.id.clone(), share: *share };
+            list.push(ListedDevice { id, healthy, numa_node: part.part.numa_node });
+        }
+    }
+    list
+}
+
+/// Devices that a kubelet counts as free: listed Healthy, and held by no allocation.
+#[must_use]
+pub fn free_devices(ledger: &Ledger, resource: &Resource) -> Vec<DeviceId> {
+    let is_held = |id: &DeviceId| !ledger.holders_of(resource, id).is_empty();
+    let listed = listing(ledger, resource).into_iter();
+    listed.filter(|device| device.healthy && !is_held(&device.id)).map(|device| device.id).collect()
+}

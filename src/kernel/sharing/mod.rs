@@ -1,0 +1,9 @@
+//! What each part of a GPU is offered as, which devices follow from it, and how many of them are free.
+
+pub mod breaker;
+pub mod capacity;
+pub mod listing;
+pub mod offer;
+pub mod part_state;
+pub mod placement;
+pub mod reoffer;

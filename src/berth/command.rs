@@ -17,7 +17,8 @@ use serde::Serialize;
 use std::path::Path;
 use std::process::ExitCode;
 
-/// Runs a command. The exit code is 0 for success and 1 for a failure; [`usage::parse`](crate::usage::parse) exits with 2.
+/// Runs a command. The exit code is 0 for success and 1 for a failure; [`usage::parse`](crate::usage::parse) exits with
+/// 2.
 #[must_use]
 pub fn run(cli: &Cli) -> ExitCode {
     decide_colours();
@@ -100,7 +101,8 @@ fn serve(args: &ServeArgs, client: &ClientArgs) -> anyhow::Result<()> {
     crate::daemon::serve(config, traces)
 }
 
-/// Loads the settings and checks the source of the GPUs: the daemon would wait forever for an unknown simulated profile.
+/// Loads the settings and checks the source of the GPUs: the daemon would wait forever for an unknown simulated
+/// profile.
 ///
 /// # Errors
 /// If the settings are invalid, or the node's label cannot be read.

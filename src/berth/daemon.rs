@@ -46,7 +46,8 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-/// The longest time of opening the store. The largest one (a copy and a read of about 60 MiB) takes under 1 s on a slow disk.
+/// The longest time of opening the store. The largest one (a copy and a read of about 60 MiB) takes under 1 s on a slow
+/// disk.
 const STORE_OPEN_MAX: Duration = Duration::from_secs(15);
 /// Interval of attempts to read the GPUs or the kubelet's checkpoint during the start.
 const RETRY_INTERVAL: Duration = Duration::from_secs(2);
@@ -69,8 +70,8 @@ pub struct Options {
     pub stack_again: Duration,
     /// The GPUs, instead of those of the configuration.
     pub gpus: Option<Arc<dyn Gpus>>,
-    /// The longest time of a stop; then [`Daemon::stop`] returns before its remaining steps are done. If the process does
-    /// not exit, the state folder stays in use until they are.
+    /// The longest time of a stop; then [`Daemon::stop`] returns before its remaining steps are done. If the process
+    /// does not exit, the state folder stays in use until they are.
     pub stop_max: Duration,
 }
 
@@ -192,7 +193,8 @@ impl Daemon {
         self.admin_address
     }
 
-    /// Finds the GPUs, adopts the allocations of running pods, activates the stack and registers. Logs the reasons of waits.
+    /// Finds the GPUs, adopts the allocations of running pods, activates the stack and registers. Logs the reasons of
+    /// waits.
     ///
     /// # Errors
     /// If the configuration's stack cannot be used, or a thread cannot be started.
@@ -205,7 +207,8 @@ impl Daemon {
                 self.kubelet.as_ref().context("the device plugin was not started")?.registrations();
             let registered = registrations
                 .wait_for(|all| all.values().any(|state| *state == berth_kubelet::Registration::Registered));
-            // The kubelet calls ListAndWatch right after Register; the start of the API's threads would delay the answer.
+            // The kubelet calls ListAndWatch right after Register; the start of the API's threads would delay the
+            // answer.
             let _ = tokio::time::timeout(admin_api::DELAY_MAX, registered).await;
             start_now.notify_one();
             Ok(())
@@ -254,8 +257,8 @@ impl Daemon {
         let front = berth_kubelet::Front::new(settings, self.kernel().clone());
         // Adoption may wait indefinitely for a readable checkpoint.
         self.start_cluster();
-        // Adoption before the stack offers devices, so that adopted devices keep their share numbers. The strategy before
-        // devices are listed, since the kubelet may start a pod at once.
+        // Adoption before the stack offers devices, so that adopted devices keep their share numbers. The strategy
+        // before devices are listed, since the kubelet may start a pod at once.
         tokio::join!(self.adopt(&front), strategy.look_first());
         self.activate_file_stack().await?;
         if let Err(error) = self.kernel().reoffer().await {
@@ -316,11 +319,12 @@ impl Daemon {
         }
     }
 
-    /// Adopts the devices of running pods before the first registration, since a device in use must not be offered as free.
+    /// Adopts the devices of running pods before the first registration, since a device in use must not be offered as
+    /// free.
     async fn adopt(&self, front: &berth_kubelet::Front) {
         let mut retry = Retry::default();
-        // A store with allocations is more reliable than the checkpoint, which is then read only for devices that another
-        // plugin granted meanwhile, without waiting for it.
+        // A store with allocations is more reliable than the checkpoint, which is then read only for devices that
+        // another plugin granted meanwhile, without waiting for it.
         let ledger = self.kernel().snapshot();
         let is_required = ledger.live.is_empty() && ledger.ended.is_empty();
         let finish = || self.progress.update(|facts| facts.adoption = Step::Done);
@@ -347,8 +351,8 @@ impl Daemon {
         }
     }
 
-    /// Resolves the versions of the file's stack. An invalid stack stops the start, unless a stack of the API is active: then
-    /// the error is only shown.
+    /// Resolves the versions of the file's stack. An invalid stack stops the start, unless a stack of the API is
+    /// active: then the error is only shown.
     fn resolve_file_stack(&self) -> anyhow::Result<()> {
         let snapshot = self.kernel().snapshot();
         let stack = match resolve(&self.config, &snapshot) {
@@ -391,7 +395,8 @@ impl Daemon {
         }
     }
 
-    /// Stops all parts: tasks, GPU threads, the connection to the API server, both front ends, and the keeper with its store.
+    /// Stops all parts: tasks, GPU threads, the connection to the API server, both front ends, and the keeper with its
+    /// store.
     pub async fn stop(self) {
         let Self {
             middle,
@@ -449,8 +454,8 @@ async fn open_store(config: &Config, clock: Arc<SystemClock>) -> anyhow::Result<
     }
 }
 
-/// Scans the GPUs until a scan succeeds, since some nodes load their drivers late. Borrows nothing of the daemon, which goes on
-/// meanwhile.
+/// Scans the GPUs until a scan succeeds, since some nodes load their drivers late. Borrows nothing of the daemon, which
+/// goes on meanwhile.
 ///
 /// # Errors
 /// If the scan fails and the configuration has `failOnInitError`.

@@ -15,23 +15,23 @@ use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, fmt, registry};
 
-/// The default filter. actix logs every start of a worker. `kube_runtime` warns of each request that is refused with 403 and
-/// also returns the error, which Berth logs once; so does `kube_client` for each 5xx.
+/// The default filter. actix logs every start of a worker. `kube_runtime` warns of each request that is refused with
+/// 403 and also returns the error, which Berth logs once; so does `kube_client` for each 5xx.
 const DEFAULT_FILTER: &str = "info,actix_server=warn,kube_runtime=error,kube_client::client::builder=off";
 
 /// The target of audit lines.
 const AUDIT: &str = "audit";
 
-/// The target of the HTTP library, which logs an error for each connection with malformed HTTP. Any client can cause them,
-/// so the admin API logs only their number ([`MALFORMED`]).
+/// The target of the HTTP library, which logs an error for each connection with malformed HTTP. Any client can cause
+/// them, so the admin API logs only their number ([`MALFORMED`]).
 const HTTP: &str = "actix_http";
 
 /// The error of a second start.
 const ALREADY_SET_UP: &str = "logs are set up already";
 
 /// Sets up logs, and traces if they are configured; the caller runs the returned task on its runtime. The filter is
-/// `BERTH_LOG_FILTER`, else `RUST_LOG`, else `info` except for libraries whose lines repeat those of Berth. Audit lines are
-/// logged unless the filter names their target.
+/// `BERTH_LOG_FILTER`, else `RUST_LOG`, else `info` except for libraries whose lines repeat those of Berth. Audit lines
+/// are logged unless the filter names their target.
 ///
 /// # Errors
 /// If the filter or the collector's headers are malformed, or logs are set up already.

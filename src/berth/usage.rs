@@ -83,8 +83,8 @@ fn command_for(word: &str) -> Option<&'static str> {
     })
 }
 
-/// Answers the script of `berth completions`; `None` if this is no request of one. Completing may ask the daemon, and then
-/// opens a connection like any command.
+/// Answers the script of `berth completions`; `None` if this is no request of one. Completing may ask the daemon, and
+/// then opens a connection like any command.
 pub(crate) fn complete() -> Option<ExitCode> {
     let request = CompleteEnv::with_factory(Cli::command).var(COMPLETE_VARIABLE);
     match request.try_complete(std::env::args_os(), std::env::current_dir().ok().as_deref()) {
@@ -110,8 +110,8 @@ pub(crate) fn completion_script(shell: clap_complete::Shell) -> anyhow::Result<S
     String::from_utf8(script).context("the script is not UTF-8")
 }
 
-/// Replaces the usage line. clap adds the arguments that are set, also by the environment, so that `--server <URL>` would
-/// look required; the command's own usage line has only the required ones.
+/// Replaces the usage line. clap adds the arguments that are set, also by the environment, so that `--server <URL>`
+/// would look required; the command's own usage line has only the required ones.
 fn plain_usage(error: &mut clap::Error) {
     if error.get(ContextKind::Usage).is_some() {
         let usage = command_of(error).render_usage();

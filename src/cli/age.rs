@@ -32,8 +32,8 @@ fn short_duration(duration: Duration) -> String {
     }
 }
 
-/// Parses a time of a query: `10m` is the time 10 minutes ago; `today`, `yesterday` and a date are their beginning (UTC).
-/// A time is returned unchanged.
+/// Parses a time of a query: `10m` is the time 10 minutes ago; `today`, `yesterday` and a date are their beginning
+/// (UTC). A time is returned unchanged.
 ///
 /// # Errors
 /// If it is none of these, or before 1970.

@@ -51,8 +51,8 @@ impl CandidateArgs {
     }
 }
 
-/// The digest of the newest version of a name that has several, all of them uploaded. In all other cases the daemon knows
-/// which one is meant.
+/// The digest of the newest version of a name that has several, all of them uploaded. In all other cases the daemon
+/// knows which one is meant.
 fn newest_uploaded(name: &str, client: &Client) -> anyhow::Result<Option<String>> {
     let PolicyList { items, .. } = client.get("/policies")?;
     if items.iter().any(|policy| policy.name == name && policy.shipped) {

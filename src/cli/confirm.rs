@@ -1,11 +1,12 @@
-//! Questions before a change that takes something away. They are asked on a terminal only: a script has decided already.
+//! Questions before a change that takes something away. They are asked on a terminal only: a script has decided
+//! already.
 
 use crate::output::warn;
 use anyhow::{Context, bail};
 use std::io::{BufRead, IsTerminal, Write};
 
-/// Warns of the effect of a change, and asks whether to make it, unless `yes` skips the question or standard input is no
-/// terminal. Returns whether a person has confirmed it.
+/// Warns of the effect of a change, and asks whether to make it, unless `yes` skips the question or standard input is
+/// no terminal. Returns whether a person has confirmed it.
 ///
 /// # Errors
 /// If the answer is not yes, or cannot be read. Nothing has changed then.

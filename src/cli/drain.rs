@@ -46,7 +46,8 @@ pub struct DrainArgs {
         requires_if("delete", "evict")
     )]
     pub at_deadline: AtDeadline,
-    /// Show progress until the GPUs are drained, or their deadline; alone or with --timeout it does not change a drain in progress
+    /// Show progress until the GPUs are drained, or their deadline; alone or with --timeout it does not change a drain
+    /// in progress
     #[arg(long)]
     pub wait: bool,
     /// Wait this long, whatever the deadline; 0s: without a limit
@@ -176,8 +177,8 @@ impl WaitUntil {
     }
 }
 
-/// Whether the command only follows a drain that is under way. An order replaces the one before, so one without settings
-/// would remove those. (`--at-deadline` requires `--deadline`.)
+/// Whether the command only follows a drain that is under way. An order replaces the one before, so one without
+/// settings would remove those. (`--at-deadline` requires `--deadline`.)
 fn only_watches(args: &DrainArgs, before: &berth_api::Drain) -> bool {
     let orders = !args.reason.is_empty() || args.evict || args.deadline.is_some();
     args.wait && !orders && matches!(before.state, DrainState::Draining | DrainState::Drained)

@@ -139,8 +139,8 @@ fn show_past(
     Ok(past.items)
 }
 
-/// Prints a stream until it ends, except events that were printed as past ones, and updates `since` to the id of its last
-/// event. `heading`: whether the head of the table is still to be printed.
+/// Prints a stream until it ends, except events that were printed as past ones, and updates `since` to the id of its
+/// last event. `heading`: whether the head of the table is still to be printed.
 fn follow(
     body: impl Read,
     out: &mut Out,

@@ -143,8 +143,8 @@ pub(crate) fn run(command: &GpuCommand, client: &Client, out: &mut Out) -> anyho
     }
 }
 
-/// Changes GPUs in turn, up to the first error, and prints each when it was changed. JSON and YAML are one document: the
-/// GPU if one was named, and otherwise a list.
+/// Changes GPUs in turn, up to the first error, and prints each when it was changed. JSON and YAML are one document:
+/// the GPU if one was named, and otherwise a list.
 fn change_each(
     given: &[String],
     client: &Client,
@@ -302,8 +302,8 @@ fn list_wide(list: &GpuList) -> String {
     text
 }
 
-/// The free devices. A GPU that is offered as several resources has either those of one or those of another, as `1 or 4`;
-/// its MIG instances are free beside each other.
+/// The free devices. A GPU that is offered as several resources has either those of one or those of another, as
+/// `1 or 4`; its MIG instances are free beside each other.
 fn free(resources: &[ResourceUse]) -> String {
     let is_mig = |r: &&ResourceUse| r.resource.contains("/mig-");
     let instances: u32 = resources.iter().filter(is_mig).map(|r| r.free).sum();
@@ -514,7 +514,8 @@ fn device_row(
     row
 }
 
-/// The state of a device, as `berth node show` counts it: one that is withdrawn because of its GPU has the state of that.
+/// The state of a device, as `berth node show` counts it: one that is withdrawn because of its GPU has the state of
+/// that.
 fn device_state(device: &Device, gpu: &GpuSummary) -> String {
     match (&device.state, &gpu.health.state, &gpu.drain.state) {
         (DeviceState::Withdrawn, HealthState::Unhealthy | HealthState::Vanished, _) => {

@@ -1,4 +1,5 @@
-//! Names for people: GPUs by their indices in place of UUIDs, pods, versions of policies, and whether a GPU is scheduled.
+//! Names for people: GPUs by their indices in place of UUIDs, pods, versions of policies, and whether a GPU is
+//! scheduled.
 
 use crate::client::Client;
 use berth_api::{DrainState, GpuList, GpuSummary, Holder, Policy, UnidentifiedGpu};

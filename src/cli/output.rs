@@ -172,7 +172,8 @@ fn columns_of(stream: &(impl IsTerminal + std::os::fd::AsFd)) -> Option<usize> {
     stream.is_terminal().then(columns)
 }
 
-/// The text with its long lines continued in further ones if the stream is a terminal, which would break them inside words.
+/// The text with its long lines continued in further ones if the stream is a terminal, which would break them inside
+/// words.
 fn for_terminal(text: &str, stream: &(impl IsTerminal + std::os::fd::AsFd)) -> String {
     columns_of(stream).map_or_else(|| text.to_owned(), |columns| in_columns(text, columns))
 }
@@ -199,8 +200,8 @@ pub(crate) fn in_columns(text: &str, columns: usize) -> String {
     result
 }
 
-/// A text in lines of at most so many columns, broken at spaces; only a word that is longer than a line is broken itself. A
-/// command in backquotes stays in one line if it fits one.
+/// A text in lines of at most so many columns, broken at spaces; only a word that is longer than a line is broken
+/// itself. A command in backquotes stays in one line if it fits one.
 pub(crate) fn in_lines(text: &str, columns: usize) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for piece in pieces(text, columns) {
@@ -215,7 +216,8 @@ pub(crate) fn in_lines(text: &str, columns: usize) -> Vec<String> {
     lines
 }
 
-/// The parts of a text that stay together: commands in backquotes, and words; parts of words that are longer than a line.
+/// The parts of a text that stay together: commands in backquotes, and words; parts of words that are longer than a
+/// line.
 fn pieces(text: &str, columns: usize) -> Vec<String> {
     let mut pieces: Vec<String> = Vec::new();
     let mut in_command = false;
@@ -277,8 +279,8 @@ fn end(text: &str, columns: usize) -> &str {
 pub(crate) enum Column {
     /// A number, a state or a time, which is never cut.
     Whole,
-    /// A name that another command takes. It is cut only on a terminal, since a pipe needs all of it, and in the middle:
-    /// the names of replicas differ in their ends.
+    /// A name that another command takes. It is cut only on a terminal, since a pipe needs all of it, and in the
+    /// middle: the names of replicas differ in their ends.
     Name,
     /// Text for people. It is cut at its end to the terminal's width, and to 80 columns where there is no terminal.
     Text,
@@ -393,8 +395,8 @@ fn cut(text: &str, columns: usize) -> String {
     format!("{}...{}", beginning(text, kept - behind), end(text, behind))
 }
 
-/// A table with all of each cell: columns as wide as their widest cell, with two spaces between. Cells without a head are
-/// left out.
+/// A table with all of each cell: columns as wide as their widest cell, with two spaces between. Cells without a head
+/// are left out.
 pub fn table(head: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> String {
     let rows: Vec<Vec<String>> =
         rows.into_iter().map(|row| row.iter().map(|cell| printable(cell)).collect()).collect();
@@ -440,8 +442,8 @@ fn facts_to(columns: Option<usize>, pairs: &[(&str, String)]) -> String {
     text
 }
 
-/// The text with escapes such as `\u{202e}` in place of characters that control a terminal or have no shape of their own:
-/// texts of policies and pods must not move the cursor, or reorder what is printed.
+/// The text with escapes such as `\u{202e}` in place of characters that control a terminal or have no shape of their
+/// own: texts of policies and pods must not move the cursor, or reorder what is printed.
 pub fn printable(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     for c in text.chars() {

@@ -1,5 +1,5 @@
-//! The parameters of a policy as a table, from their JSON schema. It reads what schemas of policies contain: properties,
-//! lists, references into `$defs`, alternatives. The whole schema is in `-o json`.
+//! The parameters of a policy as a table, from their JSON schema. It reads what schemas of policies contain:
+//! properties, lists, references into `$defs`, alternatives. The whole schema is in `-o json`.
 
 use crate::output::Column::{Name, Text};
 use crate::output::{fitted, in_lines, printable};

@@ -188,8 +188,8 @@ fn is_this_machine(host: &str) -> bool {
     }
 }
 
-/// Whether a daemon answers at this address by this scheme, `http` or `https`, whatever its certificate. No token is sent,
-/// since the server is not verified.
+/// Whether a daemon answers at this address by this scheme, `http` or `https`, whatever its certificate. No token is
+/// sent, since the server is not verified.
 pub fn is_berth_at(scheme: &str, address: SocketAddr) -> bool {
     use_ring();
     let here = match address.ip() {

@@ -101,8 +101,8 @@ pub(crate) fn changes(before: &[StackEntry], after: &[StackEntry]) -> String {
     if text.is_empty() && !is_in_order { "the order of the entries has changed\n".into() } else { text }
 }
 
-/// The policy of an entry, with its parameters if it has any. Permissions and `onFault` are not shown: entries that differ
-/// only in them have the same text.
+/// The policy of an entry, with its parameters if it has any. Permissions and `onFault` are not shown: entries that
+/// differ only in them have the same text.
 fn with_parameters(entry: &StackEntry, with_digest: bool) -> String {
     let digest = if with_digest { format!("@{}", short_digest(&entry.digest)) } else { String::new() };
     let has_none = entry.parameters.as_object().is_some_and(serde_json::Map::is_empty);

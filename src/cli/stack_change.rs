@@ -1,5 +1,5 @@
-//! Changes of the active stack: `berth policy activate`, `reset` and `rollback`. Each can be tried with `--dry-run`, and
-//! says before it withdraws devices how many.
+//! Changes of the active stack: `berth policy activate`, `reset` and `rollback`. Each can be tried with `--dry-run`,
+//! and says before it withdraws devices how many.
 
 use crate::arguments::ReasonArgs;
 use crate::client::{Client, query};

@@ -20,8 +20,8 @@ pub(crate) struct Terminal {
 }
 
 impl Terminal {
-    /// Switches to the alternate screen. `q` ends the program, as do Ctrl-C and the usual signals, also while it waits for an
-    /// answer; each of them leaves the terminal as it was.
+    /// Switches to the alternate screen. `q` ends the program, as do Ctrl-C and the usual signals, also while it waits
+    /// for an answer; each of them leaves the terminal as it was.
     ///
     /// # Errors
     /// If the modes of the terminal cannot be changed, or no thread can be started.

@@ -113,8 +113,8 @@ fn size() -> (usize, usize) {
     size.map_or((COLUMNS, 24), |(width, height)| (usize::from(width.0), usize::from(height.0)))
 }
 
-/// Moves the cursor to the top and writes as much of the text as fits over the previous one: lines of at most `columns`, and
-/// at most `rows`, of which the last stays empty for the cursor.
+/// Moves the cursor to the top and writes as much of the text as fits over the previous one: lines of at most
+/// `columns`, and at most `rows`, of which the last stays empty for the cursor.
 fn in_place(text: &str, columns: usize, rows: usize) -> String {
     let most = rows.saturating_sub(1).max(1);
     let lines: Vec<String> = text.lines().map(|line| cut(line, columns)).collect();
@@ -132,8 +132,8 @@ fn in_place(text: &str, columns: usize, rows: usize) -> String {
     shown + REST_OF_SCREEN
 }
 
-/// The line without what goes beyond the last column: the terminal would continue it in the next row. Colours (ECMA-48: SGR)
-/// take no column.
+/// The line without what goes beyond the last column: the terminal would continue it in the next row. Colours (ECMA-48:
+/// SGR) take no column.
 fn cut(line: &str, columns: usize) -> String {
     let (mut cut, mut used, mut in_colour) = (String::with_capacity(line.len()), 0, false);
     for c in line.chars() {

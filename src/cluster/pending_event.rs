@@ -116,7 +116,8 @@ impl PendingEvent {
         Some(Self { regarding, ..Self::of_node(false, "GPUDrain", "Evict", note) })
     }
 
-    /// The event of a pod whose device another pod holds, too; it regards the pod, or the node while its name is unknown.
+    /// The event of a pod whose device another pod holds, too; it regards the pod, or the node while its name is
+    /// unknown.
     fn of_contest(transition: &Transition, found: &Contested, ledger: &Ledger) -> Self {
         let note = transition.describe(ledger, GpuName::IndexAndUuid);
         let event = Self::of_node(true, "GPUContested", "Reconcile", note);

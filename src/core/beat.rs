@@ -4,8 +4,8 @@
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-/// The next of the moments that are a multiple of `interval` after the first call of this process. Moments of an interval are
-/// also moments of each interval that divides it.
+/// The next of the moments that are a multiple of `interval` after the first call of this process. Moments of an
+/// interval are also moments of each interval that divides it.
 #[must_use]
 pub fn next_beat(interval: Duration) -> tokio::time::Instant {
     static ORIGIN: OnceLock<Instant> = OnceLock::new();

@@ -1,5 +1,5 @@
-//! Whether the daemon uses the GPUs' driver. An operator can release it, so that the driver can be unloaded, a GPU reset
-//! or its MIG mode changed: while a process has the driver's device files open, all of these fail as "in use".
+//! Whether the daemon uses the GPUs' driver. An operator can release it, so that the driver can be unloaded, a GPU
+//! reset or its MIG mode changed: while a process has the driver's device files open, all of these fail as "in use".
 
 use crate::gpu_watch::InventoryScanner;
 use crate::kernel_handle::KernelHandle;
@@ -23,7 +23,8 @@ pub struct Release {
     pub why: String,
     /// Its start, milliseconds since 1970.
     pub since_wall_ms: u64,
-    /// Its end, milliseconds since 1970. It ends earlier with [`DriverAccess::resume`], or once another driver is loaded.
+    /// Its end, milliseconds since 1970. It ends earlier with [`DriverAccess::resume`], or once another driver is
+    /// loaded.
     pub until_wall_ms: u64,
 }
 
@@ -88,8 +89,8 @@ impl DriverAccess {
         self.scanner.get()?.released.release()
     }
 
-    /// Ends the use of the driver: all GPUs become unhealthy, so that nothing is granted, and the driver's library is closed.
-    /// Replaces an earlier release. Blocks for the present scan and for calls of the driver, seconds in all.
+    /// Ends the use of the driver: all GPUs become unhealthy, so that nothing is granted, and the driver's library is
+    /// closed. Replaces an earlier release. Blocks for the present scan and for calls of the driver, seconds in all.
     ///
     /// # Errors
     /// If a GPU is held and the order has no `force`, or if a call hangs; then the driver stays in use.

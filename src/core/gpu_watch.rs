@@ -159,8 +159,8 @@ fn run_events(gpus: &dyn Gpus, kernel: &KernelSlot, wake: &Wake) {
     }
 }
 
-/// Submits an event, which comes once. While the policy thread's inbox is full this waits, and NVML keeps the events that come
-/// meanwhile.
+/// Submits an event, which comes once. While the policy thread's inbox is full this waits, and NVML keeps the events
+/// that come meanwhile.
 fn submit_event(event: &Reading, kernel: &KernelSlot, wake: &Wake) {
     while let Some(handle) = kernel.get() {
         match handle.submit_reading(event.clone()) {
@@ -176,8 +176,8 @@ fn submit_event(event: &Reading, kernel: &KernelSlot, wake: &Wake) {
     }
 }
 
-/// Waits for the newest interval, but not past a stop, or the begin or the end of a release of the driver. Returns whether to
-/// continue.
+/// Waits for the newest interval, but not past a stop, or the begin or the end of a release of the driver. Returns
+/// whether to continue.
 fn pause_until_resumed(interval: &Shared<Duration>, kernel: &KernelSlot, scanner: &InventoryScanner) -> bool {
     let (began, was_released) = (Instant::now(), scanner.is_released());
     let is_over =

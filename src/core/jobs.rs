@@ -48,8 +48,8 @@ pub(crate) enum OtherJob {
     },
 }
 
-/// New settings of a running core. The devices that are held stay listed until they are free (I10), as after a start with
-/// these settings.
+/// New settings of a running core. The devices that are held stay listed until they are free (I10), as after a start
+/// with these settings.
 #[derive(Clone, Debug)]
 pub struct Reconfiguration {
     /// The kernel's rules.
@@ -74,7 +74,8 @@ pub struct FileStack {
 }
 
 impl FileStack {
-    /// Whether `active` is a stack of the API in place of this one. A file without a stack leaves the choice to the API.
+    /// Whether `active` is a stack of the API in place of this one. A file without a stack leaves the choice to the
+    /// API.
     #[must_use]
     pub fn is_overridden_by(&self, active: &Stack) -> bool {
         active.from_api && (!self.entries.is_empty() || self.error.is_some())

@@ -1,8 +1,9 @@
 //! The keeper, the ledger's single writer. One thread, one `turn()`: decide, append, apply, publish, reply, in that
-//! order. It never runs guest code and never waits for NVML. If the disk does not answer in time, another keeper takes over.
+//! order. It never runs guest code and never waits for NVML. If the disk does not answer in time, another keeper takes
+//! over.
 //!
-//! Readers only see snapshots, so a slow reader cannot delay an Allocate. What is absent here: locks around the ledger. No
-//! other code changes it.
+//! Readers only see snapshots, so a slow reader cannot delay an Allocate. What is absent here: locks around the ledger.
+//! No other code changes it.
 
 mod disk;
 mod inbox;
@@ -138,8 +139,8 @@ impl Keeper {
         })
     }
 
-    /// The keeper that takes over when a call of the store is late. It works on the published snapshot, and reads the store
-    /// before it writes.
+    /// The keeper that takes over when a call of the store is late. It works on the published snapshot, and reads the
+    /// store before it writes.
     fn successor(&self) -> Self {
         Self {
             ledger: self.snapshot(),

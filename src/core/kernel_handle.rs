@@ -159,8 +159,8 @@ impl KernelHandle {
         self.recorder.record(&self.policy_stats, decision);
     }
 
-    /// Chooses the devices to prefer; returns the label of the policy that chose them, too. Never fails: an error would fail the
-    /// pod.
+    /// Chooses the devices to prefer; returns the label of the policy that chose them, too. Never fails: an error would
+    /// fail the pod.
     pub async fn place(&self, request: PlaceRequest) -> (Placement, Decider) {
         let calls_policies = self.snapshot().calls_policies(Hook::Place);
         if calls_policies {

@@ -1,5 +1,5 @@
-//! The lab: recorded decisions, and policies that are tried without effect, on recorded decisions ([`Lab::replay`]), on live
-//! ones ([`Lab::add_shadow`]), or on the live node ([`Lab::try_policy`]).
+//! The lab: recorded decisions, and policies that are tried without effect, on recorded decisions ([`Lab::replay`]), on
+//! live ones ([`Lab::add_shadow`]), or on the live node ([`Lab::try_policy`]).
 
 mod comparison;
 pub(crate) mod recorder;
@@ -180,7 +180,8 @@ impl Lab {
         report
     }
 
-    /// The journal's size and counts, without the time of its oldest decision; `None` if there is no journal. Does not block.
+    /// The journal's size and counts, without the time of its oldest decision; `None` if there is no journal. Does not
+    /// block.
     #[must_use]
     pub fn journal_stats(&self) -> Option<JournalStats> {
         let size = self.journal.as_ref()?.stats_without_oldest();

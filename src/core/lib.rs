@@ -1,7 +1,7 @@
 //! The state of a running daemon, above the kernel.
 //!
-//! Front ends parse requests, submit commands to [`KernelHandle`], and read snapshots. Async ends there: the single writer
-//! of the ledger ([`keeper`]) and the thread that calls the policies of the stack ([`stack`]) are synchronous.
+//! Front ends parse requests, submit commands to [`KernelHandle`], and read snapshots. Async ends there: the single
+//! writer of the ledger ([`keeper`]) and the thread that calls the policies of the stack ([`stack`]) are synchronous.
 //! [`PolicyService`] uploads and activates policies; [`Lab`] tries them on recorded and live decisions.
 
 mod beat;

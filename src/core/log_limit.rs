@@ -1,13 +1,13 @@
-//! Limits log lines that others can cause as often as they like: the first of a kind is logged at once, and then one a minute
-//! with the number of those that were not.
+//! Limits log lines that others can cause as often as they like: the first of a kind is logged at once, and then one a
+//! minute with the number of those that were not.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 /// Least time between two lines of the same kind.
 pub const LOG_INTERVAL: Duration = Duration::from_secs(60);
-/// Most kinds that are kept: the faults of 16 policies with four hooks that fail in four ways, or 32 kinds of event of each of
-/// eight GPUs. When there are more, all are dropped, and logged again.
+/// Most kinds that are kept: the faults of 16 policies with four hooks that fail in four ways, or 32 kinds of event of
+/// each of eight GPUs. When there are more, all are dropped, and logged again.
 const KINDS_MAX: usize = 256;
 
 /// When each kind of line was logged last.
@@ -51,8 +51,8 @@ impl<K: Ord> LogLimit<K> {
         self.0.values().filter(|logged| logged.omitted > 0).map(|logged| logged.at + LOG_INTERVAL).min()
     }
 
-    /// The kinds whose minute is over with the number of their omitted lines, if there are any, so that the end of a flood is
-    /// logged as well. Each begins another minute.
+    /// The kinds whose minute is over with the number of their omitted lines, if there are any, so that the end of a
+    /// flood is logged as well. Each begins another minute.
     pub fn take_omitted(&mut self, now: Instant) -> Vec<(K, u64)>
     where
         K: Clone,

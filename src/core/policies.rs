@@ -202,8 +202,8 @@ impl PolicyService {
         within(answer).await.map_err(ActivateError::Command)?
     }
 
-    /// Applies new settings; the caller has tried their stack. As for an activation, the policies of that stack are prepared
-    /// first.
+    /// Applies new settings; the caller has tried their stack. As for an activation, the policies of that stack are
+    /// prepared first.
     ///
     /// # Errors
     /// As for [`Self::activate`], and that the stack has changed if another one is active than the caller read; nothing

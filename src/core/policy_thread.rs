@@ -65,7 +65,8 @@ pub(crate) struct Worker {
     fault_log: RefCell<FaultLog>,
     /// The last sign by part and source: at most two sources for each GPU since the start.
     last_signs: RefCell<BTreeMap<(PartId, String), (u64, String)>>,
-    /// The events that were logged and recorded, by part, source and code: a program can cause thousands of XIDs a second.
+    /// The events that were logged and recorded, by part, source and code: a program can cause thousands of XIDs a
+    /// second.
     event_log: RefCell<LogLimit<(PartId, String, u64)>>,
 }
 
@@ -111,14 +112,15 @@ impl Worker {
 
     /// Runs until all handles are dropped.
     ///
-    /// Changes of the ledger cause an evaluation of offers only after a job has requested the first one. Before that, the
-    /// devices that pods hold are not adopted and the configured stack is not active: baseline offers
-    /// would stay listed together with the stack's own devices as long as any of their ids (I10).
+    /// Changes of the ledger cause an evaluation of offers only after a job has requested the first one. Before that,
+    /// the devices that pods hold are not adopted and the configured stack is not active: baseline offers would stay
+    /// listed together with the stack's own devices as long as any of their ids (I10).
     pub(crate) fn run(&self, inboxes: &Inboxes) {
         let mut next_offers: Option<Instant> = None;
         let mut offering = false;
         let no_nudge = never();
-        // Whether a change of the ledger has set `next_offers`: further ones are not received, and wake no thread, until then.
+        // Whether a change of the ledger has set `next_offers`: further ones are not received, and wake no thread,
+        // until then.
         let mut is_nudged = false;
         loop {
             let nudges = if is_nudged { &no_nudge } else { &inboxes.nudge };
@@ -227,8 +229,8 @@ impl Worker {
         self.evaluate_with(&self.baseline.get(), node, hook, evaluate)
     }
 
-    /// Evaluates the active stack. Works on a copy of the statistics, which only this thread writes, so that readers do not
-    /// wait for a policy call.
+    /// Evaluates the active stack. Works on a copy of the statistics, which only this thread writes, so that readers do
+    /// not wait for a policy call.
     fn evaluate_with<T>(
         &self,
         baseline: &Baseline,
@@ -318,9 +320,9 @@ impl Worker {
         }
     }
 
-    /// Whether a reading is to be logged and recorded, and the number of equal ones before it that were not. Each scan repeats a
-    /// sign, which is news if it differs from the last one; of events of one part, source and code, one a minute is. What
-    /// changes the GPU's health always is.
+    /// Whether a reading is to be logged and recorded, and the number of equal ones before it that were not. Each scan
+    /// repeats a sign, which is news if it differs from the last one; of events of one part, source and code, one a
+    /// minute is. What changes the GPU's health always is.
     fn news(&self, node: &Snapshot, triaged: &TriagedReading) -> Option<u64> {
         let TriagedReading { reading, answer, .. } = triaged;
         let (part, source) = (reading.part.clone(), reading.source.clone());
@@ -369,7 +371,8 @@ impl Worker {
     }
 
     /// Records offers unless the baseline alone made them. Offers are evaluated at every change of the node, and most
-    /// evaluations repeat the last one: those are marked `again`, or they would displace all other decisions from the journal.
+    /// evaluations repeat the last one: those are marked `again`, or they would displace all other decisions from the
+    /// journal.
     fn record_offers(&self, node: &Snapshot, evaluated: Evaluated, parts: &[(PartOffer, Decider)]) {
         let answers = evaluated
             .calls
@@ -393,8 +396,8 @@ impl Worker {
         });
     }
 
-    /// Activates a stack, if none of its policies fails on the live node. A stack of the configuration file must be the one
-    /// that the file has now.
+    /// Activates a stack, if none of its policies fails on the live node. A stack of the configuration file must be the
+    /// one that the file has now.
     fn activate(&self, stack: NewStack, expected: Option<u64>) -> Result<Snapshot, ActivateError> {
         if !stack.from_api && stack.entries != self.file_stack.get().entries {
             return Err(ActivateError::FileChanged);
@@ -436,9 +439,9 @@ impl Worker {
         self.policy_stats.publish(stack);
     }
 
-    /// Applies new settings: the stack is evaluated under them, and the keeper gets the rules and the offers in one command. If
-    /// that fails, the old settings stay, except after [`CommandError::Late`]: then the keeper has applied the command, and only
-    /// the disk is late.
+    /// Applies new settings: the stack is evaluated under them, and the keeper gets the rules and the offers in one
+    /// command. If that fails, the old settings stay, except after [`CommandError::Late`]: then the keeper has applied
+    /// the command, and only the disk is late.
     fn reconfigure(&self, new: Reconfiguration) -> Result<Snapshot, ActivateError> {
         let Reconfiguration { rules, baseline, file_stack, stack, revision } = new;
         let (node, expected) = (self.keeper.snapshot(), Revision::Stack(revision));
@@ -482,8 +485,8 @@ impl Worker {
         if was_suspended {
             tracing::info!(policy = entry.label(), index, "the suspension of a policy ended");
             self.policy_stats.publish(&node.stack);
-            // The entry's offers may differ from those of the other entries. A failure to record them is logged, and the
-            // next change of the node evaluates the offers again.
+            // The entry's offers may differ from those of the other entries. A failure to record them is logged, and
+            // the next change of the node evaluates the offers again.
             let _ = self.reoffer();
         }
         Ok(was_suspended)

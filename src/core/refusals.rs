@@ -9,8 +9,8 @@ use std::collections::{BTreeSet, VecDeque};
 use std::fmt::Display;
 use tokio::sync::Notify;
 
-/// Most refusals in a minute that are reported one by one; a controller that recreates a refused pod makes many. The next
-/// event says how many were left out, so that 20 a minute are all that a flood adds to the events.
+/// Most refusals in a minute that are reported one by one; a controller that recreates a refused pod makes many. The
+/// next event says how many were left out, so that 20 a minute are all that a flood adds to the events.
 pub const REFUSALS_PER_MINUTE_MAX: u32 = 20;
 /// Most refusals that wait for the reader: it reads every 50 ms.
 const WAITING_MAX: usize = 64;

@@ -1,5 +1,5 @@
-//! All spans of the daemon, so that their names and attributes are in one place. Spans are created only if a collector is
-//! configured; otherwise each of these functions checks a flag and returns [`Span::none`].
+//! All spans of the daemon, so that their names and attributes are in one place. Spans are created only if a collector
+//! is configured; otherwise each of these functions checks a flag and returns [`Span::none`].
 //!
 //! Names come from a closed list or from the API's routes. Attributes follow OpenTelemetry's semantic
 //! conventions (1.42) where these define one, else they begin with `berth.`. No attribute holds a token, an
@@ -133,8 +133,8 @@ pub fn granted(allocation: &dyn Display) {
     }
 }
 
-/// One device list sent to the kubelet; `devices` yields whether each device is healthy. The stream itself has no span: it lasts
-/// as long as the kubelet, and a span is exported only when it ends.
+/// One device list sent to the kubelet; `devices` yields whether each device is healthy. The stream itself has no span:
+/// it lasts as long as the kubelet, and a span is exported only when it ends.
 #[must_use]
 pub fn device_list(resource: &dyn Display, devices: impl Iterator<Item = bool>) -> Span {
     if !is_on() {

@@ -1,5 +1,5 @@
-//! Logs the transitions of the node that no operator ordered: health, the end of drains, whether devices can be passed to
-//! containers, and GPUs that are used without an allocation. Operators' orders are logged by the admin API.
+//! Logs the transitions of the node that no operator ordered: health, the end of drains, whether devices can be passed
+//! to containers, and GPUs that are used without an allocation. Operators' orders are logged by the admin API.
 
 use crate::KernelHandle;
 use berth_kernel::drain::marks::{AtDeadline, Drain};
@@ -13,8 +13,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::timeout;
 
-/// Longest wait for a deadline before the wall clock, which may be set, is read again. A deadline that passes changes no
-/// ledger.
+/// Longest wait for a deadline before the wall clock, which may be set, is read again. A deadline that passes changes
+/// no ledger.
 const DEADLINE_WAIT_MAX: Duration = Duration::from_secs(10);
 /// The pause after each comparison of ledgers, so that a burst of Allocates is compared once.
 const COMPARE_PAUSE: Duration = Duration::from_millis(50);

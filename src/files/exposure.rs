@@ -18,7 +18,8 @@ pub struct Exposure {
     pub fix: String,
 }
 
-/// The ways in which others can use this file or folder: another owner than root or the process's user, and these mode bits.
+/// The ways in which others can use this file or folder: another owner than root or the process's user, and these mode
+/// bits.
 #[must_use]
 pub fn exposures(path: &Path, about: &Metadata, mode_bits: u32) -> Vec<Exposure> {
     exposures_for(path, about, mode_bits, rustix::process::geteuid().as_raw())

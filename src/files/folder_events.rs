@@ -12,8 +12,8 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use tokio::io::unix::AsyncFd;
 
-/// Entries that come, go, are renamed, written, or get other rights; and the same of the folder itself. Absent on purpose:
-/// that a file is opened or read, as the caller does.
+/// Entries that come, go, are renamed, written, or get other rights; and the same of the folder itself. Absent on
+/// purpose: that a file is opened or read, as the caller does.
 const WATCHED: WatchFlags = WatchFlags::CREATE
     .union(WatchFlags::DELETE)
     .union(WatchFlags::MOVE)
@@ -41,14 +41,15 @@ impl FolderEvents {
     pub fn new() -> io::Result<Self> {
         let inotify = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC)?;
         #[allow(unsafe_code, reason = "the runtime polls a descriptor")]
-        // SAFETY: an `OwnedFd` keeps its descriptor open and the same until it is dropped, and `AsyncFd` drops it after it has
-        // ended the polling.
+        // SAFETY: an `OwnedFd` keeps its descriptor open and the same until it is dropped, and `AsyncFd` drops it after
+        // it has ended the polling.
         let inotify = unsafe { AsyncFd::register(inotify) }?;
         Ok(Self { inotify, watches: BTreeSet::new() })
     }
 
     /// Watches the folders that are at these paths now, in place of those before. To be called before each check of the
-    /// files: a folder may be created or replaced. A folder that does not exist is left out. Earlier events are dropped.
+    /// files: a folder may be created or replaced. A folder that does not exist is left out. Earlier events are
+    /// dropped.
     ///
     /// # Errors
     /// If a folder cannot be watched (`fs.inotify.max_user_watches`); the others are watched.

@@ -4,9 +4,9 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-/// A state of the file at a path, links followed. It differs after a write, after a replacement by rename, and after the
-/// kubelet has pointed the link `..data` of a mounted ConfigMap at another folder. The inode number alone is not enough,
-/// since a file system may reuse it at once.
+/// A state of the file at a path, links followed. It differs after a write, after a replacement by rename, and after
+/// the kubelet has pointed the link `..data` of a mounted ConfigMap at another folder. The inode number alone is not
+/// enough, since a file system may reuse it at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileVersion {
     device: u64,

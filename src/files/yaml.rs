@@ -28,8 +28,8 @@ impl Document {
     /// Parses a text. An empty text is an empty document.
     ///
     /// # Errors
-    /// The first error, if the text is not YAML, exceeds the limits on depth, values and aliases, or is a Kubernetes object,
-    /// such as a ConfigMap that was pasted whole: no file that this reads is one.
+    /// The first error, if the text is not YAML, exceeds the limits on depth, values and aliases, or is a Kubernetes
+    /// object, such as a ConfigMap that was pasted whole: no file that this reads is one.
     pub fn parse(text: &str) -> Result<Self, Problems> {
         let mut repeated = Problems::default();
         let root = tree::parse(text, &mut repeated)?;

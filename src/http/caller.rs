@@ -1,5 +1,5 @@
-//! The caller of a request, which handlers take as an argument. The authentication middleware adds it to the request, so
-//! no handler can omit it.
+//! The caller of a request, which handlers take as an argument. The authentication middleware adds it to the request,
+//! so no handler can omit it.
 //!
 //! Each request that would change something has an audit line, at target `audit`, whatever its outcome, with what the
 //! handler reads of the request. It never contains a token, a certificate, a query or a body. Requests that exceed a
@@ -86,8 +86,8 @@ impl Caller {
         &self.0.identity
     }
 
-    /// Its name, the author of its changes. A name that a CA or a cluster assigns has its source as a prefix, so that it
-    /// cannot be that of one of the daemon's own tokens, or root's.
+    /// Its name, the author of its changes. A name that a CA or a cluster assigns has its source as a prefix, so that
+    /// it cannot be that of one of the daemon's own tokens, or root's.
     #[must_use]
     pub fn name(&self) -> String {
         let Identity { by, name, .. } = self.identity();

@@ -231,8 +231,8 @@ pub(crate) fn context(request: &ServiceRequest) -> Result<Data<Context>, Error> 
     context.ok_or_else(|| Failure::new(Kind::Internal, "the server has no context").into())
 }
 
-/// Checks that the request names this machine by a name that means only itself, against DNS rebinding: a page of another
-/// origin can make a browser resolve its own name to 127.0.0.1, but cannot send another name than its own.
+/// Checks that the request names this machine by a name that means only itself, against DNS rebinding: a page of
+/// another origin can make a browser resolve its own name to 127.0.0.1, but cannot send another name than its own.
 fn check_host(headers: &HeaderMap) -> Result<(), Failure> {
     let mut given = headers.get_all(HOST);
     let (first, second) = (given.next(), given.next());

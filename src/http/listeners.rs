@@ -329,8 +329,8 @@ fn builder(workers: usize, connections: usize) -> ServerBuilder {
         .disable_signals()
 }
 
-/// Closes connections that are idle for too long, and logs how many sent no HTTP; never returns. Runs only while there are
-/// connections.
+/// Closes connections that are idle for too long, and logs how many sent no HTTP; never returns. Runs only while there
+/// are connections.
 async fn sweep(slots: Arc<ConnectionSlots>, malformed: Rc<RefCell<Malformed>>) {
     loop {
         slots.wait_for_connection().await;

@@ -1,7 +1,8 @@
 //! The HTTP library's service of a worker, which exists only while the worker has connections.
 //!
-//! The library starts a task with each service that updates the date of responses twice a second (actix-http, `date.rs`),
-//! also while no client is connected. The application, which takes time to build, is built once for each worker.
+//! The library starts a task with each service that updates the date of responses twice a second (actix-http,
+//! `date.rs`), also while no client is connected. The application, which takes time to build, is built once for each
+//! worker.
 
 use actix_http::Request;
 use actix_service::{Service, ServiceFactory, fn_factory};

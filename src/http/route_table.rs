@@ -184,8 +184,8 @@ impl RouteTable {
         Self { guarded, admin_hint, health_hint, endpoints, by_path }
     }
 
-    /// What is wrong with the rows, in a sentence each: such rows would be served at another path, without their checks,
-    /// or not at all.
+    /// What is wrong with the rows, in a sentence each: such rows would be served at another path, without their
+    /// checks, or not at all.
     pub fn mistakes(&self) -> Vec<String> {
         let mut mistakes = Vec::new();
         let mut spellings: HashMap<String, &str> = HashMap::new();

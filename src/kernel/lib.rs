@@ -9,8 +9,8 @@
 //! - [`evidence`]: what shows that a pod holds an allocation, and when the allocation ends
 //! - [`drain`]: cordons, drains and evictions
 //! - [`policy`]: versions, the stack, questions and answers
-//! - [`node`]: the ledger, which is the whole state; commands, their decision and their changes; the store's records; the
-//!   traits of the adapters
+//! - [`node`]: the ledger, which is the whole state; commands, their decision and their changes; the store's records;
+//!   the traits of the adapters
 //!
 //! A folder is a subject. Files with types stand below [`node::ledger`], files with rules above it.
 

@@ -126,8 +126,8 @@ pub fn read(folder: &Path, resources: Option<&BTreeSet<Resource>>) -> Result<Che
     Ok(Checkpoint { entries, foreign, file })
 }
 
-/// The ids of the healthy devices of `resource` that its newest plugin listed, and the file that has them; `None` if the
-/// kubelet has written none, or the checkpoint cannot be read.
+/// The ids of the healthy devices of `resource` that its newest plugin listed, and the file that has them; `None` if
+/// the kubelet has written none, or the checkpoint cannot be read.
 pub(super) fn registered_ids(folder: &Path, resource: &Resource) -> Option<(Vec<String>, FileId)> {
     #[derive(Deserialize)]
     struct Document {

@@ -64,8 +64,8 @@ pub(super) fn response(allocation: &Allocation, ledger: &Ledger, edits: &Edits) 
         add_strategy(*list, &names, allocation, edits, &mut response);
     }
     if edits.is_cdi_only() {
-        // As in the specification itself: a runtime that ignores it, since its configuration changed and it was not started
-        // again, would else give the container what the image names, which is often `all`.
+        // As in the specification itself: a runtime that ignores it, since its configuration changed and it was not
+        // started again, would else give the container what the image names, which is often `all`.
         response.envs.insert(VISIBLE_DEVICES.to_owned(), NO_DEVICES.to_owned());
     }
     if edits.pass_device_specs && !edits.is_cdi_only() {

@@ -107,8 +107,8 @@ pub struct Edits {
 }
 
 impl Edits {
-    /// The folders whose `dev` is searched for device nodes, in order: the configured one, that of the driver root, and the
-    /// machine's own, in which a container has the nodes that its runtime passed.
+    /// The folders whose `dev` is searched for device nodes, in order: the configured one, that of the driver root, and
+    /// the machine's own, in which a container has the nodes that its runtime passed.
     #[must_use]
     pub fn node_folders(&self) -> Vec<HostFolder> {
         let mut folders: Vec<_> = self.dev_root.iter().map(|root| dev_folder(root)).collect();
@@ -145,8 +145,8 @@ impl Edits {
     }
 }
 
-/// The configured folder of `dev`. Where it is not mounted into this process's container, its nodes are those that the runtime
-/// passed to the container.
+/// The configured folder of `dev`. Where it is not mounted into this process's container, its nodes are those that the
+/// runtime passed to the container.
 fn dev_folder(root: &Path) -> HostFolder {
     if root.join("dev").is_dir() {
         return HostFolder::same(root);

@@ -273,7 +273,8 @@ impl Plugin {
         if self.contacted_kubelet != Some(kubelet) {
             self.quick_losses = 0;
         }
-        // Its file must not be replaced: the kubelet would be connected to this process without a call to the other one.
+        // Its file must not be replaced: the kubelet would be connected to this process without a call to the other
+        // one.
         if !self.is_served()
             && let Some(evidence) = self.other_server()
         {

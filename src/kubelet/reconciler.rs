@@ -26,9 +26,9 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout};
 use tracing::Instrument;
 
-/// After a quick pass the next one waits so many times as long as it took, so that a node where a thousand pods come and
-/// go spends a twentieth of one processor on them. `List` and checkpoint grow with the pods, and each grant is a new
-/// checkpoint.
+/// After a quick pass the next one waits so many times as long as it took, so that a node where a thousand pods come
+/// and go spends a twentieth of one processor on them. `List` and checkpoint grow with the pods, and each grant is a
+/// new checkpoint.
 const QUICK_PASS_SHARE: u32 = 20;
 
 /// Why a reconcile pass failed.
@@ -196,7 +196,8 @@ impl Reconciler {
         applied.map(drop).map_err(ReconcileError::Apply)
     }
 
-    /// Polls `List`, reads new checkpoints and runs the passes that are due, until the folder's watcher or the keeper ends.
+    /// Polls `List`, reads new checkpoints and runs the passes that are due, until the folder's watcher or the keeper
+    /// ends.
     pub(super) async fn run(self: Arc<Self>) {
         let mut folder_state = self.folder_state.clone();
         let mut disputes = Disputes::default();
@@ -238,9 +239,9 @@ impl Reconciler {
         }
     }
 
-    /// Whether `List` can wait for the next full pass: no allocation is live, no GPU is marked, no dispute is open, and the last
-    /// `List` did not fail. A grant by Berth changes the ledger, one by another plugin the checkpoint, and each of these changes
-    /// leads to a `List`.
+    /// Whether `List` can wait for the next full pass: no allocation is live, no GPU is marked, no dispute is open, and
+    /// the last `List` did not fail. A grant by Berth changes the ledger, one by another plugin the checkpoint, and
+    /// each of these changes leads to a `List`.
     fn is_idle(&self, disputes: &Disputes) -> bool {
         let ledger = self.kernel.snapshot();
         let is_quiet = ledger.live.is_empty() && !has_marked_gpu(&ledger);

@@ -18,8 +18,8 @@ pub fn fixed_edits(edits: Edits) -> CurrentEdits {
 /// Settings of the kubelet front end.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// The folder of the plugins' sockets, the kubelet's registration socket and its checkpoint. Every kubelet has it at
-    /// `/var/lib/kubelet/device-plugins`, whatever its `--root-dir`.
+    /// The folder of the plugins' sockets, the kubelet's registration socket and its checkpoint. Every kubelet has it
+    /// at `/var/lib/kubelet/device-plugins`, whatever its `--root-dir`.
     pub device_plugins: PathBuf,
     /// The kubelet's `--root-dir`, which holds `pod-resources/` and `pods-api/`.
     pub root_dir: PathBuf,

@@ -5,7 +5,8 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::path::PathBuf;
 
-/// The first minor version of the kubelet (1.x) that passes CDI devices of device plugins without a feature gate (KEP-4009).
+/// The first minor version of the kubelet (1.x) that passes CDI devices of device plugins without a feature gate
+/// (KEP-4009).
 const CDI_KUBELET_MINOR: u32 = 29;
 
 /// What was found on the node.
@@ -127,7 +128,8 @@ impl StrategyFacts {
         Ok(reasons.into_iter().collect::<Vec<_>>().join(", "))
     }
 
-    /// Whether NVIDIA's runtime is the default of every runtime, so that `NVIDIA_VISIBLE_DEVICES` has an effect in every pod.
+    /// Whether NVIDIA's runtime is the default of every runtime, so that `NVIDIA_VISIBLE_DEVICES` has an effect in
+    /// every pod.
     fn nvidia(&self) -> Result<(), String> {
         if self.runtimes.is_empty() {
             return Err("the default runtime is unknown".into());

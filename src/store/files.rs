@@ -74,7 +74,8 @@ impl Files {
         paths.into_iter().map(read).collect::<io::Result<_>>().map(|files| Some(Self(files)))
     }
 
-    /// The digest of these files, with their paths relative to `data`, and of `count`, the number of acknowledged appends.
+    /// The digest of these files, with their paths relative to `data`, and of `count`, the number of acknowledged
+    /// appends.
     fn digest(&self, data: &Path, count: u64) -> Digest {
         let mut sha = Sha256::new();
         sha.update(count.to_le_bytes());
@@ -105,7 +106,8 @@ impl Files {
 }
 
 impl Folder {
-    /// The files, if they are unchanged since a clean stop after `count` appends, and not too large to be kept in memory.
+    /// The files, if they are unchanged since a clean stop after `count` appends, and not too large to be kept in
+    /// memory.
     pub(super) fn files_of_clean_stop(&self, counter: &Counter, count: u64) -> Option<Files> {
         let expected = counter.clean_stop_digest()?;
         let files = Files::read(&self.data(), FILES_KEPT_BYTES_MAX).ok()??;
@@ -118,9 +120,9 @@ impl Folder {
         Ok(files.map(|files| files.digest(&self.data(), count)))
     }
 
-    /// Calls `open`, which opens sled's files. If that fails, sled may have repaired the files by truncating them: then they are
-    /// made equal to `original` again, so that other tools can recover what they hold. A full disk is no damage, and has no
-    /// room for that.
+    /// Calls `open`, which opens sled's files. If that fails, sled may have repaired the files by truncating them: then
+    /// they are made equal to `original` again, so that other tools can recover what they hold. A full disk is no
+    /// damage, and has no room for that.
     pub(super) fn or_restore<T>(
         &self,
         original: &Files,

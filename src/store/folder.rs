@@ -9,16 +9,16 @@
 //!   data.check/      a scratch folder, if memory has no room for one
 //! ```
 //!
-//! The copy: sled repairs a store when it opens it, by truncating what it cannot read; a store that it cannot
-//! read completely must stay unchanged, so that other tools can recover it. The copy is in memory, since a
-//! full disk has no room for it, or next to the store if memory does not suffice. A store that is unchanged since a clean stop
-//! needs no copy if its log has one segment in use ([`super::counter`], [`super::snapshot`]).
+//! The copy: sled repairs a store when it opens it, by truncating what it cannot read; a store that it cannot read
+//! completely must stay unchanged, so that other tools can recover it. The copy is in memory, since a full disk has no
+//! room for it, or next to the store if memory does not suffice. A store that is unchanged since a clean stop needs no
+//! copy if its log has one segment in use ([`super::counter`], [`super::snapshot`]).
 //!
 //! The room: a full disk must not prevent a start. When sled opens a store it fills the newest segment of its log with
 //! zeros and writes a snapshot of its page table. The log always has the blocks of its newest segment and of
-//! [`ROOM_BYTES`] after it ([`Folder::ensure_room`]), which no other program can take. sled gets a scratch folder in memory
-//! with links to the store's files, and writes its snapshot there. If the store needs a snapshot, the one of the copy is kept,
-//! in blocks that were allocated before ([`super::snapshot`]).
+//! [`ROOM_BYTES`] after it ([`Folder::ensure_room`]), which no other program can take. sled gets a scratch folder in
+//! memory with links to the store's files, and writes its snapshot there. If the store needs a snapshot, the one of the
+//! copy is kept, in blocks that were allocated before ([`super::snapshot`]).
 
 use super::errors::ErrorFactory;
 use super::handle::SEGMENT_BYTES;
@@ -53,8 +53,8 @@ const ON_DISK: &str = "data.check";
 const MEMORY_FOLDER: &str = "/dev/shm";
 /// Bytes that sled writes to a scratch folder: a segment of a copied log, and a snapshot.
 const OPENING_BYTES: u64 = 4 * 1024 * 1024;
-/// Bytes that the log has beyond its newest segment: what one append writes, of at most 1 MiB of records and the pages that
-/// they are on, and a further segment that it may begin.
+/// Bytes that the log has beyond its newest segment: what one append writes, of at most 1 MiB of records and the pages
+/// that they are on, and a further segment that it may begin.
 const ROOM_BYTES: u64 = 2 * SEGMENT_BYTES as u64;
 /// The unit of `st_blocks`.
 pub(super) const BLOCK_BYTES: u64 = 512;
@@ -271,16 +271,17 @@ impl Folder {
         }
     }
 
-    /// The path of a scratch folder in memory. Named after the lock file's inode, so that the next process on the same store
-    /// removes the folder of a killed one.
+    /// The path of a scratch folder in memory. Named after the lock file's inode, so that the next process on the same
+    /// store removes the folder of a killed one.
     fn path_in_memory(&self) -> Option<PathBuf> {
         let lock = self.lock.metadata().ok()?;
         Some(Path::new(MEMORY_FOLDER).join(format!("berth-check-{:x}-{:x}", lock.dev(), lock.ino())))
     }
 
     /// Makes sure that the log has blocks for what sled writes next: its newest segment, which an opening fills, and
-    /// [`ROOM_BYTES`]. Whenever it allocates blocks for the log, it also allocates those of the next snapshot. All are inside
-    /// the store's own files, so that no other program can take them. File systems without such a call are left to fail in the write itself.
+    /// [`ROOM_BYTES`]. Whenever it allocates blocks for the log, it also allocates those of the next snapshot. All are
+    /// inside the store's own files, so that no other program can take them. File systems without such a call are left
+    /// to fail in the write itself.
     ///
     /// # Errors
     /// If the disk is full: nothing was written.

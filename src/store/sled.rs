@@ -3,19 +3,21 @@
 //! What sled does not guarantee, and the measure against it:
 //! - `flush()` is `sync_file_range`: after it, neither the drive's cache nor the length of a grown file
 //!   is durable. So each append ends with `fdatasync` on the log, through a separate descriptor.
-//! - Opening repairs a store, which may truncate it. So a copy is opened first and read completely
-//!   ([`Folder::copy`], [`Contents`]). If both have the same check record, they have the same
-//!   contents. The store itself is then opened but not read: sled keeps in memory what it has read, and
-//!   exceeds its cache limit (it evicts by 256 shards and on every 64th access). If the files are unchanged since a
-//!   clean stop, no acknowledged append can be missing, and the store itself is read, if its log has one segment in use;
-//!   if it is damaged, its files are put back as they were ([`Folder::or_restore`]).
+//! - Opening repairs a store, which may truncate it. So a copy is opened first and read completely ([`Folder::copy`],
+//!   [`Contents`]). If both have the same check record, they have the same contents. The store itself is then opened
+//!   but not read: sled keeps in memory what it has read, and exceeds its cache limit (it evicts by 256 shards and on
+//!   every 64th access). If the files are unchanged since a clean stop, no acknowledged append can be missing, and the
+//!   store itself is read, if its log has one segment in use; if it is damaged, its files are put back as they were
+//!   ([`Folder::or_restore`]).
 //! - While sled opens its log, it overwrites segments without pages with zeros, and may then be unable to read the log
-//!   without a snapshot. So the snapshot of the copy is made durable before the store itself is opened ([`Folder::keep_snapshot`]).
-//! - Opening fills the newest segment with zeros after the data that was read, and writes a snapshot. The log has room for the
-//!   zeros ([`Folder::ensure_room`]), and that snapshot is in memory ([`Folder::links`]). sled may shorten its log while it
-//!   opens it and then needs room again: if there is none, the daemon starts with the records of the copy.
-//! - After an I/O error sled fails every call until it is opened again, and it may panic. So an append to a full disk is
-//!   refused before sled writes; any error of sled closes it, under `catch_unwind`, and [`Store::load`] opens it again.
+//!   without a snapshot. So the snapshot of the copy is made durable before the store itself is opened
+//!   ([`Folder::keep_snapshot`]).
+//! - Opening fills the newest segment with zeros after the data that was read, and writes a snapshot. The log has room
+//!   for the zeros ([`Folder::ensure_room`]), and that snapshot is in memory ([`Folder::links`]). sled may shorten its
+//!   log while it opens it and then needs room again: if there is none, the daemon starts with the records of the copy.
+//! - After an I/O error sled fails every call until it is opened again, and it may panic. So an append to a full disk
+//!   is refused before sled writes; any error of sled closes it, under `catch_unwind`, and [`Store::load`] opens it
+//!   again.
 //! - If a write fails in one of sled's threads, `flush()` may block forever: `exit_reservation` records
 //!   the error but does not wake the waiters. Another `flush()` finds the error and wakes them, so
 //!   [`Store::waker`] calls it.
@@ -44,8 +46,8 @@ use std::time::Duration;
 
 /// Interval at which an upgrade's append is woken: sled may wait for a write that failed, see [`ActiveAppend::wake`].
 const UPGRADE_WAKE_INTERVAL: Duration = Duration::from_secs(5);
-/// Largest size of the records of a store that is opened only once after a clean stop. sled keeps in memory what it has read,
-/// so that a larger store is opened again without a read. About twice the size of the default history.
+/// Largest size of the records of a store that is opened only once after a clean stop. sled keeps in memory what it has
+/// read, so that a larger store is opened again without a read. About twice the size of the default history.
 const OPENED_ONCE_BYTES_MAX: usize = 1024 * 1024;
 /// Records in one append of an upgrade or an import: at 16 KiB each 1 MiB, half a segment of the log.
 pub(super) const RECORDS_PER_APPEND: usize = 64;
@@ -56,9 +58,9 @@ pub struct SledStore {
     // Dropped before the folder, which holds the lock.
     open: Option<OpenStore>,
     active_append: ActiveAppend,
-    /// The records of a store that was read and is not open, since the disk is full or an upgrade failed, until the first
-    /// load: the daemon starts with them, and its first append fails, as after any failed append, until a further load has
-    /// opened the store.
+    /// The records of a store that was read and is not open, since the disk is full or an upgrade failed, until the
+    /// first load: the daemon starts with them, and its first append fails, as after any failed append, until a further
+    /// load has opened the store.
     not_open: Option<Vec<Record>>,
     /// Why the store could not be opened for lack of room.
     full: Option<String>,
@@ -397,8 +399,8 @@ impl OpenStore {
         Ok(open)
     }
 
-    /// Makes durable what may not be, unless the files are those of a clean stop, which synced them; sled itself syncs what it
-    /// writes to its log when it opens it.
+    /// Makes durable what may not be, unless the files are those of a clean stop, which synced them; sled itself syncs
+    /// what it writes to its log when it opens it.
     fn sync_opened(&self) -> std::io::Result<()> {
         self.log.sync_data()?;
         self.counter.set(self.contents.check().writes)?;
@@ -449,9 +451,9 @@ impl OpenStore {
 }
 
 impl SledStore {
-    /// Closes the store and records the digest of its files, so that the next start can skip the check of a
-    /// copy. Best effort. The files may be damaged, and are not read here: the next start does that, and puts them back if
-    /// sled repairs them ([`Folder::or_restore`]).
+    /// Closes the store and records the digest of its files, so that the next start can skip the check of a copy. Best
+    /// effort. The files may be damaged, and are not read here: the next start does that, and puts them back if sled
+    /// repairs them ([`Folder::or_restore`]).
     fn close(&mut self) -> Result<(), Box<dyn std::error::Error>> {
         // A store that failed may be incomplete.
         let Some(open) = self.open.take() else { return Ok(()) };

@@ -1,12 +1,13 @@
 //! sled's snapshot: the table of its pages as of the last opening that checked a copy, a file in `data/`.
 //!
-//! sled cannot always read its log without one. While it opens a log, it overwrites each segment of which no page is in use
-//! with zeros. The header of the newest segment may name a position in such a segment as the last one that was durable, and
-//! the next opening then takes all that follows for lost, unless a snapshot names a later position. So if several segments are
-//! in use, a snapshot must be durable before sled opens the log itself; it is taken from the copy that sled opened before.
+//! sled cannot always read its log without one. While it opens a log, it overwrites each segment of which no page is in
+//! use with zeros. The header of the newest segment may name a position in such a segment as the last one that was
+//! durable, and the next opening then takes all that follows for lost, unless a snapshot names a later position. So if
+//! several segments are in use, a snapshot must be durable before sled opens the log itself; it is taken from the copy
+//! that sled opened before.
 //!
-//! A full disk must not prevent that: a second file has blocks for the next snapshot. It is renamed to the name of the new
-//! snapshot, and the replaced snapshot then takes its place.
+//! A full disk must not prevent that: a second file has blocks for the next snapshot. It is renamed to the name of the
+//! new snapshot, and the replaced snapshot then takes its place.
 
 use super::folder::{BLOCK_BYTES, Folder, sync_folder};
 use super::handle::SEGMENT_BYTES;
@@ -23,10 +24,11 @@ use std::path::{Path, PathBuf};
 const PREFIX: &str = "snap.";
 /// Length of a position in a snapshot's name.
 const POSITION_DIGITS: usize = 16;
-/// The file that becomes the next snapshot. Its name lacks sled's prefix, since sled reads every file with it as a snapshot.
+/// The file that becomes the next snapshot. Its name lacks sled's prefix, since sled reads every file with it as a
+/// snapshot.
 pub(super) const NEXT: &str = "next-snapshot";
-/// Bytes of blocks of the next snapshot: at least enough for the pages of a few thousand records, at most for those of the
-/// longest history.
+/// Bytes of blocks of the next snapshot: at least enough for the pages of a few thousand records, at most for those of
+/// the longest history.
 const ROOM_BYTES: std::ops::RangeInclusive<u64> = 64 * 1024..=1024 * 1024;
 /// Bytes of the header of a segment of sled's log: a checksum and two positions.
 const SEGMENT_HEADER_BYTES: usize = 20;
@@ -51,8 +53,9 @@ fn names(folder: &Path) -> io::Result<impl Iterator<Item = OsString>> {
 }
 
 impl Folder {
-    /// The number of segments of this log that do not begin with zeros. sled zeroes a segment of which no page is in use only
-    /// when it opens the log, so the number may include such segments. If it is above one, an opening may zero some of them.
+    /// The number of segments of this log that do not begin with zeros. sled zeroes a segment of which no page is in
+    /// use only when it opens the log, so the number may include such segments. If it is above one, an opening may zero
+    /// some of them.
     pub(super) fn segments_in_use(&self, log: &File) -> Result<usize, StoreError> {
         let count = || -> io::Result<usize> {
             let (mut count, mut at) = (0, 0);

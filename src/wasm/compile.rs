@@ -222,9 +222,9 @@ fn too_costly(what: String) -> InstallError {
     InstallError::TooCostly { what }
 }
 
-/// Address space for one compilation, bytes. With cgroup v2 the kubelet has all processes of a container killed when one
-/// exceeds the memory limit, so a compilation must fail by a lower limit of its own. With cgroup v1 only the compiler is
-/// killed, and no other limit is necessary.
+/// Address space for one compilation, bytes. With cgroup v2 the kubelet has all processes of a container killed when
+/// one exceeds the memory limit, so a compilation must fail by a lower limit of its own. With cgroup v1 only the
+/// compiler is killed, and no other limit is necessary.
 ///
 /// # Errors
 /// If the memory limit of this process' cgroup is too low.

@@ -63,7 +63,8 @@ impl CompileCache {
     /// If it cannot be written; nothing is lost but time.
     pub(super) fn write(&self, module: &[u8], frame: &[u8]) -> io::Result<()> {
         self.make_room()?;
-        // The draft has a random name, so that no other command can open or replace it. It is deleted unless it is renamed.
+        // The draft has a random name, so that no other command can open or replace it. It is deleted unless it is
+        // renamed.
         let mut draft = tempfile::Builder::new().suffix(DRAFT).tempfile_in(&self.folder)?;
         draft.write_all(&Sha256::digest(frame)).and_then(|()| draft.write_all(frame))?;
         draft.persist(self.path(module))?;

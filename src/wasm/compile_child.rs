@@ -219,9 +219,9 @@ const TOO_COSTLY: u8 = 3;
 
 /// The compiler's reply.
 ///
-/// Its frame is a kind byte and its fields: a text for [`Reply::Refused`] and [`Reply::TooCostly`], the component and the
-/// artifact for [`Reply::Compiled`]. The component is empty if the module was one already. A field is its length (eight
-/// bytes, little-endian) and its bytes.
+/// Its frame is a kind byte and its fields: a text for [`Reply::Refused`] and [`Reply::TooCostly`], the component and
+/// the artifact for [`Reply::Compiled`]. The component is empty if the module was one already. A field is its length
+/// (eight bytes, little-endian) and its bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Reply {
     /// The module was compiled.
@@ -281,8 +281,8 @@ impl Reply {
 const SIZE_BYTES_MAX: usize = 5;
 
 /// Checks that all sections of a core module or a component are complete: incomplete copies are the usual damage, and
-/// the parsers' errors do not name them. A section begins with a byte for its kind and its size in bytes; the content is
-/// left to the parser.
+/// the parsers' errors do not name them. A section begins with a byte for its kind and its size in bytes; the content
+/// is left to the parser.
 ///
 /// # Errors
 /// If the file ends within a section. A file that was truncated between two sections is not detected.

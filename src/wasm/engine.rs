@@ -1,5 +1,5 @@
-//! The configuration of wasmtime, which sets the WebAssembly features and the pool of the calls' memories, and the clock
-//! of the wall-time limit.
+//! The configuration of wasmtime, which sets the WebAssembly features and the pool of the calls' memories, and the
+//! clock of the wall-time limit.
 
 use parking_lot::{Condvar, Mutex};
 use std::hash::{DefaultHasher, Hash, Hasher};

@@ -102,7 +102,8 @@ impl WasmPolicies {
         })
     }
 
-    /// Changes what policies are shown of the configuration: how whole GPUs and MIG instances are offered without policies.
+    /// Changes what policies are shown of the configuration: how whole GPUs and MIG instances are offered without
+    /// policies.
     pub fn set_offers(&self, resource: Resource, mig: MigStrategy) {
         self.views.set_offers(resource, mig);
     }

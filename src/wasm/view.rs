@@ -39,8 +39,8 @@ pub(super) struct View {
 }
 
 impl View {
-    /// A view with empty parameters. What is the same in the view of another snapshot is moved from there: with a thousand
-    /// allocations, making the texts again takes longer than a policy call.
+    /// A view with empty parameters. What is the same in the view of another snapshot is moved from there: with a
+    /// thousand allocations, making the texts again takes longer than a policy call.
     pub(super) fn new(ledger: &Arc<Ledger>, now: Now, settings: &Settings, other: Option<Self>) -> Self {
         let mut states: Vec<&PartState> = ledger.parts.values().map(AsRef::as_ref).collect();
         states.sort_by_key(|s| (s.part.gpu_index, &s.part.gpu, !s.part.is_whole_gpu()));

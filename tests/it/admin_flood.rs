@@ -18,7 +18,8 @@ const SMALL_CROWD: usize = 100;
 /// The longest that a good client may wait for an answer that takes a millisecond: the head of a silent
 /// connection has 5 s, so that a client that had to wait for one to end would wait for longer than this.
 const GOOD_WAIT: Duration = Duration::from_secs(3);
-/// An idle connection is closed after 30 s, so that a client that had to wait for its end would wait for longer than this.
+/// An idle connection is closed after 30 s, so that a client that had to wait for its end would wait for longer than
+/// this.
 const IDLE_WAIT: Duration = Duration::from_secs(25);
 /// Both ends of each connection are in this process.
 pub(crate) fn allow_descriptors() {
@@ -38,8 +39,8 @@ fn crowd(address: SocketAddr, count: usize, bytes: &[u8]) -> Vec<TcpStream> {
     (0..count).map(connect).collect()
 }
 
-/// Whether the requests of a good client are answered in time. Tests repeat them beside another crowd until they are: on a
-/// busy machine some attempts may be late, but not all.
+/// Whether the requests of a good client are answered in time. Tests repeat them beside another crowd until they are:
+/// on a busy machine some attempts may be late, but not all.
 fn is_quick(work: impl FnOnce()) -> bool {
     let began = Instant::now();
     work();

@@ -150,7 +150,8 @@ async fn reviews_are_limited_however_many_callers_and_known_users_are_served() {
         look(&mut cluster.api.world.state.lock().unwrap().reviews)
     };
     let mut attempt = 0;
-    // A review has a deadline of 5 s. If it passes on a busy machine, the test repeats with other tokens and another request.
+    // A review has a deadline of 5 s. If it passes on a busy machine, the test repeats with other tokens and another
+    // request.
     until("a known caller does not wait for the reviews of unknown tokens", || {
         attempt += 1;
         reviews(&|r| {

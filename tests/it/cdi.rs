@@ -18,7 +18,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// What nvidia-ctk 1.20.2 made of the driver root of tests/e2e/driver_root.py; `just cdi-compare --update` writes it again.
+/// What nvidia-ctk 1.20.2 made of the driver root of tests/e2e/driver_root.py; `just cdi-compare --update` writes it
+/// again.
 const GOLDEN: &str = include_str!("data/cdi/nvidia-ctk-1.20.2.json");
 /// The driver's version there.
 const VERSION: &str = "570.172.08";

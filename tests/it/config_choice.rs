@@ -194,8 +194,8 @@ async fn a_start_waits_for_the_label_or_fails_with_advice() {
         assert!(waits.contains("waiting up to 45 s for the node's label"), "{waits}");
         (child, lines)
     };
-    // On SIGTERM and SIGINT it ends as a daemon does, and not by the signal, which process 1 of a container would not. On
-    // SIGHUP it does not end.
+    // On SIGTERM and SIGINT it ends as a daemon does, and not by the signal, which process 1 of a container would not.
+    // On SIGHUP it does not end.
     for signals in [&["-HUP", "-TERM"], &["-HUP", "-INT"]] {
         let (mut child, _lines) = waiting();
         for signal in signals {

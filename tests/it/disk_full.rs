@@ -224,8 +224,8 @@ fn this_test() -> Command {
     command
 }
 
-/// Appends until the disk is full, and then more, and reads the store after every second failure (the keeper does so after
-/// each); then kills itself. Prints what it found and what was acknowledged.
+/// Appends until the disk is full, and then more, and reads the store after every second failure (the keeper does so
+/// after each); then kills itself. Prints what it found and what was acknowledged.
 fn append_and_die(folder: &Path) {
     let mut store = SledStore::open(&folder.join("state/store")).expect("it opens");
     let records = store.load().expect("it was read");

@@ -1,5 +1,5 @@
-//! What the first scan finds: GPUs that do not answer every call, and GPUs that are bad already. Each is listed or named,
-//! and counted, everywhere. The first two tests print a table (`--nocapture`).
+//! What the first scan finds: GPUs that do not answer every call, and GPUs that are bad already. Each is listed or
+//! named, and counted, everywhere. The first two tests print a table (`--nocapture`).
 
 use crate::daemon::{SOON, Serving, WHOLE, berth, ended};
 use crate::mig::Rig;
@@ -69,8 +69,8 @@ fn outcome(inventory: &Inventory, second: &str) -> (String, String) {
 /// The codes by outcome (listed and counted, said), by call.
 type Outcomes = BTreeMap<String, BTreeMap<(String, String), Vec<u32>>>;
 
-/// Fails each call that the first scan makes, on the second of three GPUs or, if it names no GPU, as a whole, once with each
-/// return code. Returns the outcomes with the codes, by call.
+/// Fails each call that the first scan makes, on the second of three GPUs or, if it names no GPU, as a whole, once with
+/// each return code. Returns the outcomes with the codes, by call.
 fn fail_each_call(state: &State) -> Outcomes {
     let second = state.gpus[1].uuid.clone();
     let parts = |gpu: usize| {

@@ -1,5 +1,5 @@
-//! The load of GPUs and its past, past events, the caller's access, and why devices are not free: over REST, by the whole
-//! daemon on simulated GPUs and on a fake NVML, and with scans that a test makes up.
+//! The load of GPUs and its past, past events, the caller's access, and why devices are not free: over REST, by the
+//! whole daemon on simulated GPUs and on a fake NVML, and with scans that a test makes up.
 
 use crate::admin_bench::{Bench, gpu, gpu_id};
 use crate::cli::{berth, ran};

@@ -96,9 +96,9 @@ pub(crate) fn scripted_version() -> PolicyVersion {
     }
 }
 
-/// One policy, in this process, that follows its parameters: keywords separated by spaces.
-/// `whole`, `twice` (whole under two names), `shares=N` (each takes an Nth of the memory),
-/// `deny=REASON`, `triage=SEVERITY`, `env=KEY:VALUE`, `place=last`, `place=foreign`, `place=fault`, `slow` (offers in the time of a trial alone).
+/// One policy, in this process, that follows its parameters: keywords separated by spaces. `whole`, `twice` (whole
+/// under two names), `shares=N` (each takes an Nth of the memory), `deny=REASON`, `triage=SEVERITY`, `env=KEY:VALUE`,
+/// `place=last`, `place=foreign`, `place=fault`, `slow` (offers in the time of a trial alone).
 pub(crate) struct ScriptedPolicies;
 
 impl ScriptedPolicies {

@@ -155,8 +155,8 @@ async fn three_denials_withdraw_a_resource_and_then_one_device_is_listed_again()
     assert_eq!(node.kubelet.capacity(GPU), Some(4));
     let words = api.breaker().unwrap();
     assert!(words.contains(GPU) && words.contains("withdrawn for 3600 s"), "{words}");
-    // Half-open: one device, and its denial opens it again. No source shows whose pods are denied, so that the pause does not
-    // grow.
+    // Half-open: one device, and its denial opens it again. No source shows whose pods are denied, so that the pause
+    // does not grow.
     node.clock.skip(3_600_000);
     node.kubelet.wait_allocatable(GPU, 1, SOON).await.unwrap();
     assert!(api.breaker().unwrap().contains("one device is listed again"));

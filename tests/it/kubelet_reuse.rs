@@ -1,5 +1,5 @@
-//! Names and devices that the kubelet uses again: the next pod of a StatefulSet, short pods one after another on a GPU that
-//! grants nothing new, an id that two pods get.
+//! Names and devices that the kubelet uses again: the next pod of a StatefulSet, short pods one after another on a GPU
+//! that grants nothing new, an id that two pods get.
 
 use crate::kubelet_allocation::{allocate, dial_whole, refused};
 use crate::kubelet_bench::{GPU, Node, Recipe, SOON, cordon};

@@ -11,7 +11,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// How long the calls on one GPU may take in tests of hanging calls. On a busy machine calls that do not hang exceed it, too.
+/// How long the calls on one GPU may take in tests of hanging calls. On a busy machine calls that do not hang exceed
+/// it, too.
 const DEADLINE: Duration = Duration::from_secs(2);
 
 struct Bench {
@@ -622,8 +623,8 @@ fn a_broken_library_is_reported_with_advice() {
 /// Report: https://github.com/NVIDIA/gpu-operator/issues/1794
 #[test]
 fn a_gpu_whose_memory_cannot_be_read_is_listed() {
-    // Under MIG without the right to it, and on models that share the processor's memory; drivers before 510 have only the
-    // first form of the call.
+    // Under MIG without the right to it, and on models that share the processor's memory; drivers before 510 have only
+    // the first form of the call.
     for (fault, memory_mib) in [
         (Fault::fail("nvmlDeviceGetMemoryInfo*", Code::NoPermission), 0),
         (Fault::fail("nvmlDeviceGetMemoryInfo*", Code::NotSupported), 0),

@@ -37,9 +37,9 @@ fn cli(house: &House, serving: &Serving, args: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap() + &String::from_utf8(output.stderr).unwrap()
 }
 
-/// A kubelet with another `--root-dir` has its pod-resources there, and device-plugins in /var/lib/kubelet nevertheless.
-/// Report: https://github.com/kubernetes/kubernetes/issues/120626
-/// Report: https://github.com/k0sproject/k0s/issues/7585
+/// A kubelet with another `--root-dir` has its pod-resources there, and device-plugins in /var/lib/kubelet
+/// nevertheless. Report: https://github.com/kubernetes/kubernetes/issues/120626 Report:
+/// https://github.com/k0sproject/k0s/issues/7585
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_kubelet_with_another_root_folder_is_found_and_its_pods_end() {
     let folder = tempfile::tempdir().unwrap();

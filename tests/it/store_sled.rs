@@ -379,8 +379,8 @@ fn grow_beyond_a_segment(store: &mut SledStore, appends: std::ops::Range<u64>) {
     }
 }
 
-/// While sled opens its log, it overwrites segments of which no page is in use, and may then need its snapshot to read the
-/// rest.
+/// While sled opens its log, it overwrites segments of which no page is in use, and may then need its snapshot to read
+/// the rest.
 #[test]
 fn a_store_of_several_segments_opens_again_and_again() {
     let store = fresh();

@@ -248,8 +248,8 @@ async fn an_allocate_and_requests_are_traces_with_their_child_spans() {
     assert!(spans_by_outcome(&serving, "exported") > 0);
     assert_eq!((spans_by_outcome(&serving, "failed"), spans_by_outcome(&serving, "dropped")), (0, 0));
 
-    // The spans of the last requests are sent before the exit. On a busy machine the time for that may be too short, and the
-    // test repeats.
+    // The spans of the last requests are sent before the exit. On a busy machine the time for that may be too short,
+    // and the test repeats.
     let token = serving.token.clone();
     let since = Instant::now();
     loop {

@@ -48,8 +48,8 @@ impl From<&Problem> for FileError {
     }
 }
 
-/// The environment variables of `berth serve` that are set. They are not applied, since the daemon has an environment of its
-/// own.
+/// The environment variables of `berth serve` that are set. They are not applied, since the daemon has an environment
+/// of its own.
 fn set_variables() -> Vec<String> {
     let berth = Cli::command();
     let flags = berth.find_subcommand("serve").into_iter().flat_map(clap::Command::get_arguments);

@@ -1,5 +1,5 @@
-//! `berth node check`: the daemon's requirements on this node, one line each, with the fix. Uses the daemon's settings and
-//! changes nothing.
+//! `berth node check`: the daemon's requirements on this node, one line each, with the fix. Uses the daemon's settings
+//! and changes nothing.
 
 mod host;
 mod kubelet;

@@ -204,7 +204,8 @@ pub struct ChoiceArgs {
     /// The file in --config-dir for a node without the label
     #[arg(long, env = "BERTH_CONFIG_DEFAULT", hide_env = true, hide_short_help = true, value_name = "FILE")]
     pub config_default: Option<String>,
-    /// What to use without label and --config-default, tried in order: named (the file `default`), single (the only file), empty (--config alone) [default: named,single]
+    /// What to use without label and --config-default, tried in order: named (the file `default`), single (the only
+    /// file), empty (--config alone) [default: named,single]
     #[arg(long, env = "BERTH_CONFIG_FALLBACKS", hide_env = true, hide_short_help = true, value_name = "LIST", value_parser = fallbacks)]
     pub config_fallbacks: Option<Fallbacks>,
 }

@@ -83,7 +83,8 @@ pub(super) fn in_range<T: PartialOrd + fmt::Debug + fmt::Display>(
     Err(bad(setting, &number.to_string(), format!("{:?} to {:?}", range.start(), range.end())))
 }
 
-/// A clap parser that checks the value of a flag or variable by the rule of the file. The value stays text, as in the file.
+/// A clap parser that checks the value of a flag or variable by the rule of the file. The value stays text, as in the
+/// file.
 pub(super) fn by_rule<T>(
     check: impl Fn(&str) -> Result<T, BadSetting> + Clone + Send + Sync + 'static,
 ) -> impl Fn(&str) -> Result<String, String> + Clone + Send + Sync + 'static {

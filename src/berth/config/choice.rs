@@ -75,7 +75,8 @@ impl Choice {
         )
     }
 
-    /// The names of the folder's files, without the kubelet's own entries of a mounted ConfigMap, which begin with `..`.
+    /// The names of the folder's files, without the kubelet's own entries of a mounted ConfigMap, which begin with
+    /// `..`.
     fn files(&self) -> anyhow::Result<BTreeSet<String>> {
         let folder = self.folder.display();
         let unreadable = || format!("cannot read the folder of configurations {folder}");

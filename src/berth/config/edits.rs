@@ -19,7 +19,8 @@ const EDITS_PER_RESOURCE_MAX: usize = 64;
 /// Container edits, by the names of NVIDIA's device plugin.
 #[derive(Args, Clone, Debug, Default)]
 pub struct EditArgs {
-    /// How GPUs are passed to containers: auto (what works on this node), or envvar, volume-mounts, cdi-annotations, cdi-cri; several of these with commas [default: auto]
+    /// How GPUs are passed to containers: auto (what works on this node), or envvar, volume-mounts, cdi-annotations,
+    /// cdi-cri; several of these with commas [default: auto]
     #[arg(long, env = "DEVICE_LIST_STRATEGY", hide_env = true, hide_short_help = true, value_name = "LIST", value_parser = by_rule(|list| strategy(list.split(',').map(str::trim))))]
     pub device_list_strategy: Vec<String>,
     /// Name GPUs by uuid or index [default: uuid]

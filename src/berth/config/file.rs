@@ -313,8 +313,8 @@ impl FileConfig {
     }
 }
 
-/// Checks the limits of a stack. Returns it with `binpack` first for NVIDIA's allocation policy `packed`, and without it
-/// for `distributed`.
+/// Checks the limits of a stack. Returns it with `binpack` first for NVIDIA's allocation policy `packed`, and without
+/// it for `distributed`.
 pub(super) fn resolve_stack(
     mut stack: Vec<StackEntryConfig>,
     allocation_policy: Option<&str>,

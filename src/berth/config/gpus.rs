@@ -188,7 +188,8 @@ impl HealthChecks {
         self.disabled.all && !self.enabled.all && self.enabled.xids.is_empty()
     }
 
-    /// The ignored XIDs, sorted, and those that make a GPU unhealthy. `file` replaces those that are ignored by default.
+    /// The ignored XIDs, sorted, and those that make a GPU unhealthy. `file` replaces those that are ignored by
+    /// default.
     pub(super) fn rules(&self, file: Option<Vec<u64>>) -> XidRules {
         if self.enabled.all {
             return XidRules { ignored: Vec::new(), counted: (0..=XID_MAX).collect() };

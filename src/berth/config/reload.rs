@@ -164,8 +164,8 @@ impl NeedsRestart {
 }
 
 impl Config {
-    /// Reads the files of these settings again, with the same flags. Returns the settings without the invalid ones, unless
-    /// too little remains, and all errors.
+    /// Reads the files of these settings again, with the same flags. Returns the settings without the invalid ones,
+    /// unless too little remains, and all errors.
     ///
     /// # Errors
     /// If a file cannot be read, or is not YAML.
@@ -173,9 +173,9 @@ impl Config {
         origin.read().map(|(config, problems, _)| (config, problems))
     }
 
-    /// These settings changed to `new` as far as a running daemon can: sharing, container edits, health rules, timing and
-    /// limits of the kernel. Addresses, folders, the GPU source, access and export are read once at the start, since other
-    /// programs are configured with them or since their parts cannot be replaced without an interruption.
+    /// These settings changed to `new` as far as a running daemon can: sharing, container edits, health rules, timing
+    /// and limits of the kernel. Addresses, folders, the GPU source, access and export are read once at the start,
+    /// since other programs are configured with them or since their parts cannot be replaced without an interruption.
     #[must_use]
     pub fn reloaded(&self, new: Self) -> Reloaded {
         // Without `..`, so that a new setting does not compile until it is decided here what a reload does with it.

@@ -55,8 +55,8 @@ pub(super) fn eviction_check(config: &Config) -> Option<berth_admin::EvictionChe
     }))
 }
 
-/// [`Reviewer`] by the API server. Requests run on the daemon's runtime: connections to the API server must not belong to a
-/// worker of the admin API, which may end first.
+/// [`Reviewer`] by the API server. Requests run on the daemon's runtime: connections to the API server must not belong
+/// to a worker of the admin API, which may end first.
 struct ApiServerReviewer {
     reviews: Arc<berth_cluster::Reviews>,
     runtime: Handle,
@@ -69,7 +69,8 @@ impl ApiServerReviewer {
     ) -> BoxFuture<'static, Result<T, ReviewError>> {
         let runtime = self.runtime.clone();
         Box::pin(async move {
-            // Started at the first poll, since the caller limits concurrent reviews, and aborted if the caller drops it.
+            // Started at the first poll, since the caller limits concurrent reviews, and aborted if the caller drops
+            // it.
             let mut task = AbortOnDrop(runtime.spawn(review));
             match (&mut task.0).await {
                 Ok(answer) => answer.map_err(|error| ReviewError(berth_cluster::error_chain(&error))),

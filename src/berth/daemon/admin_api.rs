@@ -1,5 +1,5 @@
-//! Starts the threads of the admin API once the kubelet has the node's resources, since the registration does not need them,
-//! or once that takes long.
+//! Starts the threads of the admin API once the kubelet has the node's resources, since the registration does not need
+//! them, or once that takes long.
 
 use super::progress::Progress;
 use anyhow::Context as _;

@@ -11,8 +11,8 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-/// Interval of attempts to use the selected file: the kubelet may mount a ConfigMap's new file up to a minute after it was
-/// written, and the label may select it earlier.
+/// Interval of attempts to use the selected file: the kubelet may mount a ConfigMap's new file up to a minute after it
+/// was written, and the label may select it earlier.
 const RETRY_INTERVAL: Duration = Duration::from_secs(30);
 
 /// The selected file, and the label's current value.
@@ -46,8 +46,8 @@ impl Configuration {
         self.wait_for_change(select).await;
     }
 
-    /// Returns once the label selects another usable file. The daemon keeps its configuration while the selected file is not
-    /// usable.
+    /// Returns once the label selects another usable file. The daemon keeps its configuration while the selected file
+    /// is not usable.
     ///
     /// `select` returns the name of the file that a value of the label selects, if it is another one and usable.
     async fn wait_for_change(self, select: impl AsyncFn(Option<String>) -> anyhow::Result<Option<String>>) {

@@ -1,5 +1,5 @@
-//! Checks a configuration's GPUs and stack as a start would, without a node: opens the GPUs and calls the shipped policies,
-//! compiled in a temporary folder.
+//! Checks a configuration's GPUs and stack as a start would, without a node: opens the GPUs and calls the shipped
+//! policies, compiled in a temporary folder.
 
 use super::policies::{resolve, resolve_entry};
 use super::setup::{self, SystemClock, baseline, new_stack, open_gpus};
@@ -44,8 +44,8 @@ pub(crate) struct Findings {
     pub notes: Vec<String>,
 }
 
-/// Checks that the GPU source can ever work. An unknown simulated profile cannot, while a missing library or file may still
-/// appear.
+/// Checks that the GPU source can ever work. An unknown simulated profile cannot, while a missing library or file may
+/// still appear.
 ///
 /// # Errors
 /// If the profile is unknown.
@@ -64,8 +64,8 @@ fn profile(source: &GpuSource) -> Option<&str> {
     }
 }
 
-/// Opens the GPUs and tests the stack as a start does. Returns all errors with which the daemon would not start or would
-/// offer no GPUs.
+/// Opens the GPUs and tests the stack as a start does. Returns all errors with which the daemon would not start or
+/// would offer no GPUs.
 ///
 /// # Errors
 /// If policies cannot be run on this machine.
@@ -113,8 +113,8 @@ pub(crate) fn dry_run(config: &Config, skipped: SkippedChecks) -> anyhow::Result
     Ok(findings)
 }
 
-/// The stack that a start with this configuration would activate on the node. Checks the GPU source and the files first, as a
-/// start does.
+/// The stack that a start with this configuration would activate on the node. Checks the GPU source and the files
+/// first, as a start does.
 ///
 /// # Errors
 /// If the start would fail.
@@ -130,8 +130,8 @@ pub(super) fn start_stack(config: &Config, node: &Ledger) -> anyhow::Result<Vec<
     resolve(config, node).map_err(anyhow::Error::new)
 }
 
-/// Tests a stack, of which all entries are in the file, on the node's current state, as a start does. Returns the failures
-/// of all its policies, even those that may be temporary.
+/// Tests a stack, of which all entries are in the file, on the node's current state, as a start does. Returns the
+/// failures of all its policies, even those that may be temporary.
 ///
 /// # Errors
 /// If the policies cannot be called.
@@ -231,8 +231,9 @@ fn entries(
     entries
 }
 
-/// Tests the stack repeatedly, each time without the entry that failed, until no entry fails. Returns the failures (index
-/// of the entry in the file, policy, fault) and the warnings of the others, and removes failed entries from `entries`.
+/// Tests the stack repeatedly, each time without the entry that failed, until no entry fails. Returns the failures
+/// (index of the entry in the file, policy, fault) and the warnings of the others, and removes failed entries from
+/// `entries`.
 fn run_trials(
     config: &Config,
     policies: &dyn PolicyRuntime,

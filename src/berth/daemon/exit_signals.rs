@@ -10,12 +10,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 static EXIT_AT_ONCE: AtomicBool = AtomicBool::new(true);
 /// Whether SIGTERM or SIGINT has arrived since the start of the program.
 static RECEIVED: AtomicBool = AtomicBool::new(false);
-/// Never read: SIGHUP has a handler so that it does not end the process. A configuration that changes after it was read is
-/// found by the daemon's periodic check.
+/// Never read: SIGHUP has a handler so that it does not end the process. A configuration that changes after it was read
+/// is found by the daemon's periodic check.
 static HANGUP: AtomicBool = AtomicBool::new(false);
 
-/// From now on SIGTERM and SIGINT end the process with code 0, as they end the daemon, and SIGHUP does not end it. Without
-/// handlers process 1 of a container would ignore them. Called before threads start.
+/// From now on SIGTERM and SIGINT end the process with code 0, as they end the daemon, and SIGHUP does not end it.
+/// Without handlers process 1 of a container would ignore them. Called before threads start.
 ///
 /// # Errors
 /// If a handler cannot be installed.
@@ -37,8 +37,8 @@ pub(super) fn let_daemon_handle_signals() {
     EXIT_AT_ONCE.store(false, Ordering::SeqCst);
 }
 
-/// The daemon has stopped, so a signal ends the process from now on, or the next program if it arrives while that is loaded.
-/// Returns whether a signal has arrived before, which the stopped daemon did not act on.
+/// The daemon has stopped, so a signal ends the process from now on, or the next program if it arrives while that is
+/// loaded. Returns whether a signal has arrived before, which the stopped daemon did not act on.
 pub(super) fn exit_on_signals_again() -> bool {
     // A handler sets RECEIVED and then reads EXIT_AT_ONCE. This does the reverse, so that no signal is missed.
     EXIT_AT_ONCE.store(true, Ordering::SeqCst);

@@ -1,5 +1,5 @@
-//! Keeps the daemon's memory small. Reading the store and compiling policies need several times the memory that is kept,
-//! and a third of the program's pages is needed only for the start.
+//! Keeps the daemon's memory small. Reading the store and compiling policies need several times the memory that is
+//! kept, and a third of the program's pages is needed only for the start.
 #![allow(unsafe_code, reason = "calls the C library's allocator, and madvise on the program's pages")]
 
 use berth_core::next_beat;
@@ -20,10 +20,10 @@ const GROWTH_BYTES_MIN: u64 = 24 * 1024 * 1024;
 /// Heaps that threads share. By default the C library has up to eight per processor, and a GPU node has 96 to 256
 /// processors; with two heaps, the threads of an Allocate rarely contend.
 const HEAPS_MAX: i32 = 2;
-/// Size from which blocks are mapped outside of heaps. The C library starts at half of it and raises its threshold to the
-/// largest freed block. The store is opened twice (first a copy), so the second time its page table and counters, 512 KiB to
-/// 4 MiB each and mostly zero, would be in a heap and fully resident. API responses and buffers of the decision journal are
-/// smaller and stay in the heaps.
+/// Size from which blocks are mapped outside of heaps. The C library starts at half of it and raises its threshold to
+/// the largest freed block. The store is opened twice (first a copy), so the second time its page table and counters,
+/// 512 KiB to 4 MiB each and mostly zero, would be in a heap and fully resident. API responses and buffers of the
+/// decision journal are smaller and stay in the heaps.
 const MMAP_THRESHOLD_BYTES: i32 = 256 * 1024;
 /// Free memory that is kept at a heap's end.
 const TRIM_THRESHOLD_BYTES: i32 = 512 * 1024;
@@ -43,8 +43,8 @@ pub(super) fn configure_allocator() {
     }
 }
 
-/// Returns memory to the system: that of the start after [`START_TIME`], then that of many clients, uploads or long lists,
-/// whenever memory has grown.
+/// Returns memory to the system: that of the start after [`START_TIME`], then that of many clients, uploads or long
+/// lists, whenever memory has grown.
 pub(super) async fn trim_periodically() {
     tokio::time::sleep(START_TIME).await;
     // Fails only while the daemon stops.
@@ -107,8 +107,8 @@ fn trim_heaps() {
     }
 }
 
-/// Unmaps the program's pages, which otherwise stay resident after their last use. Needed ones are mapped again from the
-/// page cache or the file.
+/// Unmaps the program's pages, which otherwise stay resident after their last use. Needed ones are mapped again from
+/// the page cache or the file.
 #[cfg(target_os = "linux")]
 fn release_program_pages() {
     let (Ok(program), Ok(smaps)) = (fs::read_link("/proc/self/exe"), fs::read_to_string("/proc/self/smaps"))

@@ -24,8 +24,8 @@ use tokio::task::JoinError;
 const RESTORE_ATTEMPTS_MAX: u32 = 3;
 /// Interval of these attempts.
 const RESTORE_INTERVAL: Duration = Duration::from_secs(2);
-/// Longest interval of attempts after the start. A policy that always fails after a minute of processor time then takes at
-/// most a tenth of a processor.
+/// Longest interval of attempts after the start. A policy that always fails after a minute of processor time then takes
+/// at most a tenth of a processor.
 const RETRY_INTERVAL_MAX: Duration = Duration::from_secs(600);
 
 /// Makes the policies of this release and of the store known and callable.
@@ -61,10 +61,10 @@ impl PolicyLoader {
         Self { policies, keys: keys.into(), is_first_pass: true }
     }
 
-    /// Registers the policies of this release and of the store, and makes those of the active stack callable. The others are
-    /// compiled when a request names them, since the kubelet waits for the start. Signatures are checked again, since the
-    /// trusted keys may have changed: a version without a trusted signature is kept, but not callable. Returns why the active
-    /// stack is not callable, if it is not.
+    /// Registers the policies of this release and of the store, and makes those of the active stack callable. The
+    /// others are compiled when a request names them, since the kubelet waits for the start. Signatures are checked
+    /// again, since the trusted keys may have changed: a version without a trusted signature is kept, but not callable.
+    /// Returns why the active stack is not callable, if it is not.
     ///
     /// # Errors
     /// If the versions cannot be recorded.
@@ -130,8 +130,8 @@ impl PolicyLoader {
         progress.update(|facts| facts.uncallable = None);
     }
 
-    /// Runs a pass on a thread that may block. The API already runs, and a version that it deletes meanwhile must not be
-    /// recorded again.
+    /// Runs a pass on a thread that may block. The API already runs, and a version that it deletes meanwhile must not
+    /// be recorded again.
     async fn run<T: Send + 'static>(
         &self,
         pass: impl FnOnce(&Self) -> T + Send + 'static,
@@ -261,8 +261,8 @@ fn log_untrusted(version: &PolicyVersion, active: bool) {
 /// Resolves the stack of a configuration to versions that the node has and that may be activated.
 ///
 /// # Errors
-/// All invalid entries with their lines: an unknown policy, a digest of another policy, or a version that no trusted key
-/// signed.
+/// All invalid entries with their lines: an unknown policy, a digest of another policy, or a version that no trusted
+/// key signed.
 pub(super) fn resolve(config: &Config, ledger: &Ledger) -> Result<Vec<StackEntry>, Problems> {
     let mut problems = Problems::default();
     let mut resolved = Vec::with_capacity(config.stack.len());

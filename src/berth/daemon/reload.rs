@@ -1,9 +1,9 @@
-//! Follows the configuration file while the daemon runs. A changed file is checked as a whole, as a start would check it;
-//! then its settings are applied, or the file is refused and nothing changes.
+//! Follows the configuration file while the daemon runs. A changed file is checked as a whole, as a start would check
+//! it; then its settings are applied, or the file is refused and nothing changes.
 //!
-//! Changes in the file's folder are events, and its version is checked at times without one, too: that notices every kind
-//! of replacement, also on file systems without events. The kubelet itself updates a mounted ConfigMap only about once a
-//! minute, and SIGHUP has the file read at once.
+//! Changes in the file's folder are events, and its version is checked at times without one, too: that notices every
+//! kind of replacement, also on file systems without events. The kubelet itself updates a mounted ConfigMap only about
+//! once a minute, and SIGHUP has the file read at once.
 
 use super::Daemon;
 use super::dry_run::{check_source, test_stack};
@@ -48,7 +48,8 @@ enum Trigger {
 /// A new configuration that passed the checks of a start.
 struct Checked {
     reloaded: Reloaded,
-    /// The file's stack, with the versions of its policies; or why it cannot be used, while a stack of the API is active.
+    /// The file's stack, with the versions of its policies; or why it cannot be used, while a stack of the API is
+    /// active.
     file_stack: FileStack,
 }
 
@@ -61,8 +62,8 @@ enum NotApplied {
 }
 
 impl Daemon {
-    /// Reads the configuration again at each change of its file and at each SIGHUP, also one that came since `hangup` was
-    /// created. Never returns.
+    /// Reads the configuration again at each change of its file and at each SIGHUP, also one that came since `hangup`
+    /// was created. Never returns.
     pub(super) async fn follow_configuration(&mut self, mut hangup: Signal) -> Infallible {
         let Some(origin) = self.config.origin.clone() else {
             loop {
@@ -155,8 +156,8 @@ impl Daemon {
         Ok(changes)
     }
 
-    /// Tries the file's stack on the node by the new settings, in a runtime of its own. While a stack of the API is active,
-    /// the file's is not in use, and is tried when that one is reset.
+    /// Tries the file's stack on the node by the new settings, in a runtime of its own. While a stack of the API is
+    /// active, the file's is not in use, and is tried when that one is reset.
     async fn try_stack(
         &self,
         config: &Config,
@@ -195,8 +196,8 @@ impl Daemon {
             && baseline(config) == *self.policies().baseline()
     }
 
-    /// Tries the file's stack beside the one that is active, and replaces the rules, the baseline and the stack. The keeper
-    /// gets the rules and the offers in one command, and held devices stay listed until they are free (I10).
+    /// Tries the file's stack beside the one that is active, and replaces the rules, the baseline and the stack. The
+    /// keeper gets the rules and the offers in one command, and held devices stay listed until they are free (I10).
     async fn apply_to_core(
         &self,
         config: &Config,

@@ -18,11 +18,11 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tracing::Span;
 
-/// Async workers. One: it answers calls of the kubelet, which come one after the other, and what takes time runs on other
-/// threads. With two, each timer and each answer of another thread wakes both.
+/// Async workers. One: it answers calls of the kubelet, which come one after the other, and what takes time runs on
+/// other threads. With two, each timer and each answer of another thread wakes both.
 const WORKERS: usize = 1;
-/// How long an unused thread for blocking work is kept: longer than the interval of checks of the node (`daemon/strategy.rs`),
-/// which would otherwise start a thread each time.
+/// How long an unused thread for blocking work is kept: longer than the interval of checks of the node
+/// (`daemon/strategy.rs`), which would otherwise start a thread each time.
 const BLOCKING_THREAD_KEEP_ALIVE: Duration = Duration::from_secs(15);
 /// Longest time to send the last spans after the daemon has stopped.
 const FLUSH_MAX: Duration = Duration::from_millis(500);
@@ -36,8 +36,8 @@ enum StopReason {
 }
 
 /// Runs `berth serve` until SIGTERM or SIGINT. SIGHUP has the daemon read its configuration again (`daemon/reload.rs`).
-/// When the node's label selects another configuration, the daemon stops and the program starts again in the same process,
-/// which neither the kubelet nor systemd counts as a failure.
+/// When the node's label selects another configuration, the daemon stops and the program starts again in the same
+/// process, which neither the kubelet nor systemd counts as a failure.
 ///
 /// # Errors
 /// If the daemon cannot start or run, with the cause and the fix.
@@ -54,7 +54,8 @@ pub fn serve(config: Config, traces: Option<Pump>) -> anyhow::Result<()> {
 /// Replaces the program; returns only on failure. Threads, locks and sockets end with the old program.
 fn restart() -> anyhow::Error {
     let mut arguments = std::env::args_os();
-    // By its path, so that it keeps its name in the process table. If the file was replaced, /proc has the running program.
+    // By its path, so that it keeps its name in the process table. If the file was replaced, /proc has the running
+    // program.
     let path = std::env::current_exe().ok().filter(|path| path.exists());
     let mut program = Command::new(path.unwrap_or_else(|| "/proc/self/exe".into()));
     if let Some(name) = arguments.next() {
@@ -94,7 +95,8 @@ fn run(
         }
         outcome
     });
-    // A thread in a hung NVML call, or one that opens the store, ends with the process; acknowledged changes are durable.
+    // A thread in a hung NVML call, or one that opens the store, ends with the process; acknowledged changes are
+    // durable.
     runtime.shutdown_timeout(Duration::from_millis(50));
     outcome
 }
@@ -153,9 +155,9 @@ impl ShutdownSignals {
     }
 }
 
-/// Keeps a span for each drain, from the order until the GPU is drained or the drain is stopped, until the keeper has ended.
-/// A drain may last hours, so its span is not part of the trace of the request that ordered it; one that lasts longer than
-/// the daemon has a span for each run of the daemon.
+/// Keeps a span for each drain, from the order until the GPU is drained or the drain is stopped, until the keeper has
+/// ended. A drain may last hours, so its span is not part of the trace of the request that ordered it; one that lasts
+/// longer than the daemon has a span for each run of the daemon.
 async fn follow_drains(mut snapshots: watch::Receiver<Snapshot>) {
     let mut open = BTreeMap::new();
     loop {

@@ -98,8 +98,8 @@ pub(crate) fn process_visibility(config: &Config) -> ProcessVisibility {
     process_source(config).process_visibility()
 }
 
-/// Waits while the clock shows a time before 1970, as on a node without a battery until its time is set: the libraries of
-/// the store and of the admin API panic at such times.
+/// Waits while the clock shows a time before 1970, as on a node without a battery until its time is set: the libraries
+/// of the store and of the admin API panic at such times.
 pub(super) async fn wait_until_clock_is_set() {
     let mut is_logged = false;
     while SystemTime::now() < UNIX_EPOCH {

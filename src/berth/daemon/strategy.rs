@@ -1,5 +1,6 @@
-//! Keeps the way in which GPUs are passed to containers up to date: at the start, when the container runtime's configuration,
-//! the CDI specifications, the driver's files or the GPUs change, and when Berth's own specification was deleted.
+//! Keeps the way in which GPUs are passed to containers up to date: at the start, when the container runtime's
+//! configuration, the CDI specifications, the driver's files or the GPUs change, and when Berth's own specification was
+//! deleted.
 
 use super::progress::Progress;
 use crate::config::Config;
@@ -21,8 +22,8 @@ use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 
 /// Interval of checks of the node while GPUs cannot be passed to containers, or changes of files are no events.
 const LOOK_INTERVAL: Duration = Duration::from_secs(2);
-/// Interval of checks otherwise. Each check reads some folders and small files, and not all of them are watched: the driver
-/// has many files, and a mount is no event.
+/// Interval of checks otherwise. Each check reads some folders and small files, and not all of them are watched: the
+/// driver has many files, and a mount is no event.
 const LOOK_INTERVAL_WORKING: Duration = Duration::from_secs(10);
 /// Changes of files within this time are looked at together.
 const GATHER: Duration = Duration::from_millis(100);
@@ -168,7 +169,8 @@ impl StrategyTask {
             let mut newest = self.newest.clone();
             tokio::select! {
                 _ = timeout_at(next_beat(interval), parts_changed) => {}
-                // A draft of the specification that cannot be written, as on a full disk, is a change by the check itself.
+                // A draft of the specification that cannot be written, as on a full disk, is a change by the check
+                // itself.
                 () = files_changed => files_again = Instant::now() + LOOK_INTERVAL,
                 Ok(()) = newest.changed() => self.reconfigure(),
             }
@@ -248,7 +250,8 @@ impl StrategyTask {
         }
     }
 
-    /// Logs the decision and the warnings that changed. That no strategy works, and missing nodes, are logged as transitions.
+    /// Logs the decision and the warnings that changed. That no strategy works, and missing nodes, are logged as
+    /// transitions.
     fn log(&self, found: &Strategy) {
         let last = self.last.as_ref().map(|(last, _)| last);
         if last.map(|last| &last.resolution) != Some(&found.resolution)

@@ -123,9 +123,9 @@ impl PolicyTester {
         matches!(called, Err((Some(FaultKind::Parameters), _)))
     }
 
-    /// Checks that a policy can be used on a sample node: a stack of it alone is activated there, and one device of each
-    /// resource that it offers is placed and admitted. It may offer any resource and set any variable; the operator of a
-    /// node decides which.
+    /// Checks that a policy can be used on a sample node: a stack of it alone is activated there, and one device of
+    /// each resource that it offers is placed and admitted. It may offer any resource and set any variable; the
+    /// operator of a node decides which.
     ///
     /// # Errors
     /// The rule that an answer breaks, or the call that failed.

@@ -1,5 +1,5 @@
-//! A simulated node: the real keeper and stack evaluation, with a store in memory, simulated GPUs and a clock that steps
-//! advance.
+//! A simulated node: the real keeper and stack evaluation, with a store in memory, simulated GPUs and a clock that
+//! steps advance.
 
 use super::format::{Group, Health, Usage};
 use berth_api::HealthState;
@@ -28,8 +28,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The start of every scenario: 2027-01-15, later than any default value; monotonic time begins at one hour, so that times
-/// before the start can be expressed.
+/// The start of every scenario: 2027-01-15, later than any default value; monotonic time begins at one hour, so that
+/// times before the start can be expressed.
 pub(super) const BEGIN: Now = Now { wall_ms: 1_800_000_000_000, mono_ms: 3_600_000 };
 /// The store's name in allocation ids.
 const STORE: u32 = 0x5ce0_0001;
@@ -257,7 +257,8 @@ impl<'p> Node<'p> {
         free_devices(&self.snapshot(), resource)
     }
 
-    /// Offered devices that are not held, whether or not they may be granted: a kubelet with an outdated list may name them.
+    /// Offered devices that are not held, whether or not they may be granted: a kubelet with an outdated list may name
+    /// them.
     pub(super) fn unheld(&self, resource: &Resource) -> Vec<DeviceId> {
         let node = self.snapshot();
         let mut devices = Vec::new();

@@ -199,8 +199,8 @@ impl Run<'_, '_> {
         })
     }
 
-    /// The best of the free devices, as the kubelet requests them: of the GPUs `among`, if they are given, and one of each
-    /// of the `required` ones.
+    /// The best of the free devices, as the kubelet requests them: of the GPUs `among`, if they are given, and one of
+    /// each of the `required` ones.
     fn preferred_devices(
         &mut self,
         resource: &Resource,

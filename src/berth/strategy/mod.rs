@@ -1,7 +1,7 @@
 //! How GPUs are passed to containers: checks the node, decides, and keeps Berth's own CDI specification.
 //!
-//! The decision itself is [`berth_kubelet::resolve`]; this module collects what it needs. `berth node check` and the daemon use
-//! it alike, except that only the daemon writes.
+//! The decision itself is [`berth_kubelet::resolve`]; this module collects what it needs. `berth node check` and the
+//! daemon use it alike, except that only the daemon writes.
 
 mod own_spec;
 mod runtime;
@@ -224,8 +224,8 @@ impl StrategyFinder {
         Strategy { resolution, named_parts, missing_nodes, warnings }
     }
 
-    /// The parts that the specifications name which were just found or written. Where a configured strategy finds none at
-    /// all, their folder may be hidden from this process, and nothing is withheld.
+    /// The parts that the specifications name which were just found or written. Where a configured strategy finds none
+    /// at all, their folder may be hidden from this process, and nothing is withheld.
     fn named_parts(&self, resolution: &Resolution, parts: &[&Part]) -> Option<BTreeSet<PartId>> {
         let Resolution::Works { strategies, cdi_kind, .. } = resolution else { return None };
         let is_cdi =
@@ -257,8 +257,8 @@ impl StrategyFinder {
         (is_concerned && !self.is_simulated).then(|| missing_nodes(parts, &edits)).flatten()
     }
 
-    /// A specification that names every part: an existing one of the configured kind, else our own. `unread`: the folders
-    /// that a container runtime does not read.
+    /// A specification that names every part: an existing one of the configured kind, else our own. `unread`: the
+    /// folders that a container runtime does not read.
     fn find_spec(
         &mut self,
         parts: &[&Part],

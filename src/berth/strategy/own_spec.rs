@@ -1,5 +1,5 @@
-//! Berth's own CDI specification on disk: written before devices are listed that need it, and again when it was deleted or
-//! when the driver, the minor numbers or the MIG instances changed.
+//! Berth's own CDI specification on disk: written before devices are listed that need it, and again when it was deleted
+//! or when the driver, the minor numbers or the MIG instances changed.
 
 use super::Access;
 use berth_gpus::cdi::{Driver, FileState, Spec, file_state, fingerprint, generate};
@@ -90,8 +90,8 @@ impl OwnSpec {
     }
 }
 
-/// Keeps the devices that containers hold, even if their part is gone: a container that restarts names it again, and a name
-/// that is not resolved is an error of the runtime that hides the real one.
+/// Keeps the devices that containers hold, even if their part is gone: a container that restarts names it again, and a
+/// name that is not resolved is an error of the runtime that hides the real one.
 fn keep_held(spec: &mut Spec, before: &Spec, held: &BTreeSet<String>) {
     let named: BTreeSet<String> = spec.devices.iter().map(|device| device.name.clone()).collect();
     let kept =

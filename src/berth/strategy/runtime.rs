@@ -1,6 +1,6 @@
-//! What the configuration files of container runtimes show: whether they have CDI, and which runtime is the default. What a
-//! file means depends on the version of the program that reads it, so the version is asked of the API server or of the
-//! program that runs; where it is not known and the versions differ, the answer is that it is unknown.
+//! What the configuration files of container runtimes show: whether they have CDI, and which runtime is the default.
+//! What a file means depends on the version of the program that reads it, so the version is asked of the API server or
+//! of the program that runs; where it is not known and the versions differ, the answer is that it is unknown.
 
 mod containerd;
 mod crio;
@@ -31,8 +31,8 @@ pub(super) struct Running<'a> {
     pub(super) programs: &'a [Program],
 }
 
-/// The runtimes whose configuration exists, below `root`, which is `/` outside tests. Where it is known which of them the
-/// kubelet uses, the others are left out.
+/// The runtimes whose configuration exists, below `root`, which is `/` outside tests. Where it is known which of them
+/// the kubelet uses, the others are left out.
 pub(super) fn runtimes(files: &[PathBuf], root: &Path, running: Running<'_>) -> Vec<Runtime> {
     let (scheme, version) = running.node_object.and_then(|text| text.split_once("://")).unzip();
     let version = version.and_then(Version::parse);

@@ -1,5 +1,5 @@
-//! Headers for the collector, such as a token. They are read from the variables of OpenTelemetry, since a secret belongs
-//! neither in a flag nor in a ConfigMap.
+//! Headers for the collector, such as a token. They are read from the variables of OpenTelemetry, since a secret
+//! belongs neither in a flag nor in a ConfigMap.
 
 use anyhow::anyhow;
 use std::fmt;

@@ -1,12 +1,13 @@
-//! Traces by OTLP: queues the spans of [`berth_core::spans`] and sends them to a collector in the background. The end of a
-//! span never waits: spans that find the queue full, and spans that the collector refuses, are counted and dropped.
+//! Traces by OTLP: queues the spans of [`berth_core::spans`] and sends them to a collector in the background. The end
+//! of a span never waits: spans that find the queue full, and spans that the collector refuses, are counted and
+//! dropped.
 //!
 //! ```text
 //!   spans (any thread) -> tracing-opentelemetry -> Queue (2048) -> Pump (a task) -> Client -> collector
 //! ```
 //!
-//! The exporter is our own, since those of the OpenTelemetry libraries do not report dropped spans and read their settings
-//! from the environment. There are no metrics and logs by OTLP.
+//! The exporter is our own, since those of the OpenTelemetry libraries do not report dropped spans and read their
+//! settings from the environment. There are no metrics and logs by OTLP.
 
 mod client;
 mod headers;

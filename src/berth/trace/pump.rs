@@ -16,7 +16,8 @@ use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-/// Most queued spans. A span takes 1 to 2 KiB with its attributes, so the queue takes at most 4 MiB; an Allocate has five.
+/// Most queued spans. A span takes 1 to 2 KiB with its attributes, so the queue takes at most 4 MiB; an Allocate has
+/// five.
 const QUEUE_SPANS_MAX: usize = 2048;
 /// Most spans of a request: under 1 MiB encoded, a quarter of a gRPC server's default limit.
 const BATCH_SPANS_MAX: usize = 512;
@@ -131,7 +132,8 @@ impl Pump {
         batch
     }
 
-    /// Sends a batch; returns whether the collector answered. Failed spans are not sent again: they would displace newer ones.
+    /// Sends a batch; returns whether the collector answered. Failed spans are not sent again: they would displace
+    /// newer ones.
     async fn send(&mut self, batch: Vec<SpanData>) -> bool {
         let count = batch.len() as u64;
         let resource_spans = group_spans_by_resource_and_scope(batch, &self.resource);

@@ -314,9 +314,9 @@ fn family(major: &str, minor: &str) -> &'static str {
     }
 }
 
-/// Converts a text to a label value as GFD does: at most 63 letters, digits, `-`, `_` and `.`, with a letter or digit at
-/// both ends (Kubernetes, "Labels and Selectors"). White space becomes one `-`, other characters that are not allowed are
-/// removed. The result may be empty, which is a valid value.
+/// Converts a text to a label value as GFD does: at most 63 letters, digits, `-`, `_` and `.`, with a letter or digit
+/// at both ends (Kubernetes, "Labels and Selectors"). White space becomes one `-`, other characters that are not
+/// allowed are removed. The result may be empty, which is a valid value.
 fn label_value(text: &str) -> String {
     label_value_with_suffix(text, "")
 }

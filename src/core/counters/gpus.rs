@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Pairs of GPU and XID with a counter of their own: 16 GPUs with 16 different XIDs each. Further pairs are in the log only and
-/// share one counter.
+/// Pairs of GPU and XID with a counter of their own: 16 GPUs with 16 different XIDs each. Further pairs are in the log
+/// only and share one counter.
 pub const XIDS_COUNTED_MAX: usize = 256;
 
 /// From a node with one GPU to one whose NVML calls reach their deadlines.

@@ -18,8 +18,8 @@ pub struct Histogram {
 pub struct HistogramSnapshot {
     /// Upper bounds, microseconds.
     pub bounds_us: &'static [u64],
-    /// Number of durations per bucket, not cumulative: above the previous bound, up to and including the bucket's own; the last
-    /// bucket has no bound.
+    /// Number of durations per bucket, not cumulative: above the previous bound, up to and including the bucket's own;
+    /// the last bucket has no bound.
     pub counts: Vec<u64>,
     /// Sum of all durations, microseconds.
     pub sum_us: u64,

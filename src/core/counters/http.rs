@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-/// Pairs of route and method with counters of their own; there are some fifty routes. Templates come from the route table and
-/// not from requests, so the bound only guards against a bug.
+/// Pairs of route and method with counters of their own; there are some fifty routes. Templates come from the route
+/// table and not from requests, so the bound only guards against a bug.
 pub const ROUTES_COUNTED_MAX: usize = 128;
 
 /// From a response read from a snapshot to an upload that is compiled.

@@ -6,8 +6,8 @@ use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Resources whose grants and ends have counters of their own; a node has at most 64 at a time. Further resources are counted as
-/// `other`, so that a stack that keeps inventing names uses no more memory.
+/// Resources whose grants and ends have counters of their own; a node has at most 64 at a time. Further resources are
+/// counted as `other`, so that a stack that keeps inventing names uses no more memory.
 pub const RESOURCES_COUNTED_MAX: usize = 128;
 
 /// From a turn's usual duration (under 1 ms with a disk of 0.2 ms) to the deadline of an append.

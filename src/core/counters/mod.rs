@@ -1,7 +1,7 @@
 //! Counters and heartbeats of the daemon's parts, for `/metrics` and `/livez`.
 //!
-//! Counters are atomic numbers, or tables under locks that are held for one look-up, so counting never waits for long. What is
-//! absent here: anything that the ledger holds, and any text from a pod or a user.
+//! Counters are atomic numbers, or tables under locks that are held for one look-up, so counting never waits for long.
+//! What is absent here: anything that the ledger holds, and any text from a pod or a user.
 
 mod gpus;
 mod heartbeat;
@@ -54,23 +54,25 @@ impl Counters {
     }
 }
 
-/// Limits of `/livez`, and of one check of `/readyz`. Each is far above the longest operation that has its own deadline,
-/// since a restart only helps where an operation never ends.
+/// Limits of `/livez`, and of one check of `/readyz`. Each is far above the longest operation that has its own
+/// deadline, since a restart only helps where an operation never ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LivenessLimits {
-    /// Longest time without a turn of the keeper, which ticks every ten seconds. Its longest turn is an append and a load of the store
-    /// of 2 s each, after waiting for another such turn.
+    /// Longest time without a turn of the keeper, which ticks every ten seconds. Its longest turn is an append and a
+    /// load of the store of 2 s each, after waiting for another such turn.
     pub keeper: Duration,
-    /// Longest job of the policy thread: a stack evaluation has 1 s, an Allocate evaluates twice, and then waits for the keeper.
+    /// Longest job of the policy thread: a stack evaluation has 1 s, an Allocate evaluates twice, and then waits for
+    /// the keeper.
     pub policies: Duration,
-    /// Longest scan of the GPUs, whose NVML calls run concurrently with deadlines of a few seconds per GPU; also the longest delay
-    /// of the next scan after its interval.
+    /// Longest scan of the GPUs, whose NVML calls run concurrently with deadlines of a few seconds per GPU; also the
+    /// longest delay of the next scan after its interval.
     pub scan: Duration,
     /// Longest time without a heartbeat of the async runtime that serves the kubelet, which beats every ten seconds.
     pub front: Duration,
     /// Longest time that a resource may stay registered without a stream.
     pub stream: Duration,
-    /// Longest time that the kubelet's `List` may fail before the daemon is not ready: far above a restart of the kubelet.
+    /// Longest time that the kubelet's `List` may fail before the daemon is not ready: far above a restart of the
+    /// kubelet.
     pub pod_list: Duration,
 }
 

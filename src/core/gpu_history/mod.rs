@@ -1,8 +1,8 @@
-//! The load of the GPUs: the newest one, and the last 24 hours of memory, utilisation, temperature and power by GPU, and of
-//! memory and utilisation by pod. In memory only: a restart of the daemon empties it.
+//! The load of the GPUs: the newest one, and the last 24 hours of memory, utilisation, temperature and power by GPU,
+//! and of memory and utilisation by pod. In memory only: a restart of the daemon empties it.
 //!
-//! It is filled by the inventory scans, which are made anyway, and has no thread and no timer. The load is not in the ledger,
-//! so a temperature that moves wakes no reader.
+//! It is filled by the inventory scans, which are made anyway, and has no thread and no timer. The load is not in the
+//! ledger, so a temperature that moves wakes no reader.
 
 mod series;
 
@@ -23,8 +23,8 @@ pub const LAST_MAX: Duration = Duration::from_secs(24 * 3600);
 pub const POINTS_MAX: u64 = 720;
 /// Most GPUs with a history: as many as a scan reads.
 const GPUS_MAX: usize = 64;
-/// Most pairs of a GPU and a pod with a history: 16 GPUs with 16 pods each. A new pair takes the place of the one that was
-/// last seen longest ago; one that is seen now keeps its place.
+/// Most pairs of a GPU and a pod with a history: 16 GPUs with 16 pods each. A new pair takes the place of the one that
+/// was last seen longest ago; one that is seen now keeps its place.
 const PODS_MAX: usize = 256;
 
 /// Bytes of the slots of one GPU: 960 of 12 bytes, 11,520.
@@ -258,8 +258,8 @@ fn add_known<T: series::Slot>(series: &mut Series<T>, at_ms: u64, value: Option<
     }
 }
 
-/// The series of a key. A new one takes the place of the one that was seen longest ago if there are `most`; `None` if all of
-/// these were seen now.
+/// The series of a key. A new one takes the place of the one that was seen longest ago if there are `most`; `None` if
+/// all of these were seen now.
 fn series_for<'m, K: Ord + Clone, S: Default>(
     all: &'m mut BTreeMap<K, S>,
     key: &K,

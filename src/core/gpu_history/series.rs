@@ -92,8 +92,8 @@ impl<T: Slot> Ring<T> {
     }
 }
 
-/// One value over the last 24 hours. Its slots take at most [`SLOTS`] times the size of `T`, and nothing before the first
-/// value.
+/// One value over the last 24 hours. Its slots take at most [`SLOTS`] times the size of `T`, and nothing before the
+/// first value.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Series<T> {
     fine: Ring<T>,

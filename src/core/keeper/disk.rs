@@ -1,9 +1,10 @@
-//! The store with deadlines, used on the keeper's own thread: each hand-over to another thread costs an Allocate a wake-up.
+//! The store with deadlines, used on the keeper's own thread: each hand-over to another thread costs an Allocate a
+//! wake-up.
 //!
 //! A call that exceeds its deadline keeps its thread. The watcher then takes the request from it, answers it with
-//! [`StoreError::Slow`], and starts the next keeper on the snapshot that was published last (see [`super::inbox`]). Until the
-//! late call ends, all other calls fail at once, so that calls never queue behind a hung disk. Its result is discarded: the
-//! next keeper loads the store before it appends, and so finds out what is stored.
+//! [`StoreError::Slow`], and starts the next keeper on the snapshot that was published last (see [`super::inbox`]).
+//! Until the late call ends, all other calls fail at once, so that calls never queue behind a hung disk. Its result is
+//! discarded: the next keeper loads the store before it appends, and so finds out what is stored.
 
 use super::{CommandError, CommandResult};
 use berth_kernel::node::ports::{Store, StoreError, Waker};
@@ -12,8 +13,8 @@ use parking_lot::{Condvar, Mutex};
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
-/// Deadline of a call. A healthy drive takes under 1 ms, one that stalls for internal maintenance about 100 ms. The kubelet
-/// waits without a timeout and admits no other pod meanwhile.
+/// Deadline of a call. A healthy drive takes under 1 ms, one that stalls for internal maintenance about 100 ms. The
+/// kubelet waits without a timeout and admits no other pod meanwhile.
 pub const DISK_WAIT: Duration = Duration::from_secs(2);
 /// Interval at which the size of the store's files is measured, which takes about 20 us.
 const MEASURE_INTERVAL: Duration = Duration::from_secs(10);
@@ -163,8 +164,8 @@ impl Disk {
         self.state.lock().reply.take()
     }
 
-    /// Waits for a late call, and takes the request from its thread: the error, and the answer to the request. `None` once the
-    /// store is closed.
+    /// Waits for a late call, and takes the request from its thread: the error, and the answer to the request. `None`
+    /// once the store is closed.
     pub(super) fn wait_for_late_call(&self) -> Option<(StoreError, Option<(Reply, CommandError)>)> {
         let mut state = self.state.lock();
         loop {

@@ -13,7 +13,8 @@ use std::time::{Duration, Instant};
 use tokio::sync::{oneshot, watch};
 use tracing::Span;
 
-/// Capacity of the kubelet's inbox: it calls serially, so one command per resource ([`berth_kernel::sharing::offer::RESOURCES_MAX`] = 64).
+/// Capacity of the kubelet's inbox: it calls serially, so one command per resource
+/// ([`berth_kernel::sharing::offer::RESOURCES_MAX`] = 64).
 pub const KUBELET_INBOX: usize = 64;
 /// Capacity of the other inbox: a turn takes well under a millisecond with a disk of 0.2 ms, so a
 /// full inbox is a fraction of a second of work. A full inbox refuses instead of waiting.
@@ -112,8 +113,8 @@ pub(super) struct Inboxes {
     pub(super) nudge: Sender<()>,
 }
 
-/// Starts the keeper's thread, and the one that watches over its calls of the store. The keeper signals each publication on
-/// `nudge`, without waiting.
+/// Starts the keeper's thread, and the one that watches over its calls of the store. The keeper signals each
+/// publication on `nudge`, without waiting.
 ///
 /// # Errors
 /// If a thread cannot be started.
@@ -144,8 +145,8 @@ fn start(keeper: Keeper, inboxes: &Inboxes) -> std::io::Result<JoinHandle<()>> {
     })
 }
 
-/// Starts the next keeper each time the current one hangs in a call of the store. The thread of the hanging one ends with
-/// its call.
+/// Starts the next keeper each time the current one hangs in a call of the store. The thread of the hanging one ends
+/// with its call.
 fn watch(successor: &Keeper, inboxes: &Inboxes, mut current: JoinHandle<()>) {
     while let Some((error, answer)) = successor.disk.wait_for_late_call() {
         let next = successor.successor().take_over(&error);

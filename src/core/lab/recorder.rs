@@ -12,8 +12,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Capacity of the queue: a second of the busiest node measured, and as much again. Each decision holds a snapshot, which
-/// shares nearly all of its memory with the next one.
+/// Capacity of the queue: a second of the busiest node measured, and as much again. Each decision holds a snapshot,
+/// which shares nearly all of its memory with the next one.
 const QUEUE: usize = 1024;
 /// Number of decisions in one batch above which shadows are skipped, so that recording catches up.
 const BATCH_WITHOUT_SHADOWS: usize = QUEUE / 4;

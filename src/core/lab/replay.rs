@@ -28,8 +28,8 @@ pub struct Report {
     pub next: Option<u64>,
 }
 
-/// Replays the decisions that the filter selects with the candidate, newest first, at most `limit`. `version` is that of the
-/// candidate.
+/// Replays the decisions that the filter selects with the candidate, newest first, at most `limit`. `version` is that
+/// of the candidate.
 ///
 /// # Errors
 /// If the journal cannot be read.

@@ -66,8 +66,8 @@ impl Shadows {
         Some(state.1.remove(index))
     }
 
-    /// Calls each shadow for a decision that the journal has under the number `seq`, without holding the lock. Skips the calls
-    /// if `busy`.
+    /// Calls each shadow for a decision that the journal has under the number `seq`, without holding the lock. Skips
+    /// the calls if `busy`.
     pub(crate) fn compare(
         &self,
         note: &NewDecision,

@@ -411,8 +411,8 @@ impl<'p> RunningTrial<'p> {
     }
 }
 
-/// The node's pods, with this one as the only candidate. Labels of an existing pod with the same name are kept, except those
-/// that are given.
+/// The node's pods, with this one as the only candidate. Labels of an existing pod with the same name are kept, except
+/// those that are given.
 fn with_pod(node: &Ledger, pod: &RequestingPod, requested: &DeviceRequest, now: Now) -> PodsView {
     let RequestingPod { namespace, name, labels: given } = pod;
     let mut view = node.pods.as_deref().cloned().unwrap_or_else(|| PodsView {

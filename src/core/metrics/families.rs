@@ -1,5 +1,5 @@
-//! Encodes metric families from existing values. The Prometheus library would keep the values itself; the daemon's are in
-//! snapshots, so they are passed to the encoder directly.
+//! Encodes metric families from existing values. The Prometheus library would keep the values itself; the daemon's are
+//! in snapshots, so they are passed to the encoder directly.
 
 use super::table::{Family, Kind};
 use crate::counters::HistogramSnapshot;

@@ -12,8 +12,8 @@ use berth_kernel::node::ledger::Ledger;
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// Most GPUs with metrics of their own, lowest indices first: four times the largest node, since vanished GPUs are kept until an
-/// operator forgets them.
+/// Most GPUs with metrics of their own, lowest indices first: four times the largest node, since vanished GPUs are kept
+/// until an operator forgets them.
 pub const GPUS_SHOWN_MAX: usize = 64;
 
 const HEALTH: [&str; 4] = ["healthy", "degraded", "unhealthy", "vanished"];

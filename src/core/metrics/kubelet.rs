@@ -21,7 +21,8 @@ pub(super) fn encode(scrape: &Scrape, families: &mut Families<'_>) -> fmt::Resul
     let count = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
     let streams = registrations.iter().map(|(resource, s)| (vec![resource.as_str()], count(s.streams)));
     families.gauge(&table::STREAMS, streams)?;
-    // A method that was never called is 0 under OK: `rate` does not see the first call of a counter that appears with it.
+    // A method that was never called is 0 under OK: `rate` does not see the first call of a counter that appears with
+    // it.
     let calls = METHODS.iter().flat_map(|rpc| {
         let counted = CODES.iter().zip(counters.calls(*rpc));
         let shown = counted.filter(|(code, n)| *n > 0 || **code == CODES[0]);

@@ -1,10 +1,11 @@
 //! The daemon's metrics, as OpenMetrics text for Prometheus.
 //!
-//! A scrape reads snapshots and counters; it never waits for the keeper or the policy thread, so frequent scrapes delay no
-//! Allocate. Each family is a row of [`table`], encoded by the module of its subject; nothing is registered globally.
+//! A scrape reads snapshots and counters; it never waits for the keeper or the policy thread, so frequent scrapes delay
+//! no Allocate. Each family is a row of [`table`], encoded by the module of its subject; nothing is registered
+//! globally.
 //!
-//! Label values are bounded: GPUs ([`GPUS_SHOWN_MAX`]), resources ([`berth_kernel::sharing::offer::RESOURCES_MAX`] at a time, and
-//! [`crate::counters::RESOURCES_COUNTED_MAX`] over time), policy versions
+//! Label values are bounded: GPUs ([`GPUS_SHOWN_MAX`]), resources ([`berth_kernel::sharing::offer::RESOURCES_MAX`] at a
+//! time, and [`crate::counters::RESOURCES_COUNTED_MAX`] over time), policy versions
 //! ([`crate::stack::VERSIONS_COUNTED_MAX`]), XIDs ([`crate::counters::XIDS_COUNTED_MAX`]), routes
 //! ([`crate::counters::ROUTES_COUNTED_MAX`]); all others are closed lists. Pods and namespaces are not labels.
 

@@ -1,4 +1,5 @@
-//! The table of all metric families: name, labels and help text. Scrapes read it, and `deploy/METRICS.md` is generated from it.
+//! The table of all metric families: name, labels and help text. Scrapes read it, and `deploy/METRICS.md` is generated
+//! from it.
 //!
 //! Names follow the conventions of Prometheus: base units, `_total` for counters, `_info` for facts.
 

@@ -1,5 +1,5 @@
-//! Streams the bytes of a policy to a client of any speed: at most one chunk is in memory, and the last chunk is sent only if
-//! all bytes match the digest.
+//! Streams the bytes of a policy to a client of any speed: at most one chunk is in memory, and the last chunk is sent
+//! only if all bytes match the digest.
 
 use berth_kernel::ids::names::Digest;
 use berth_kernel::node::ports::{InstallError, PolicyFiles};

@@ -31,8 +31,8 @@ impl Latencies {
         self.worst_us = self.worst_us.max(cost.wall_us);
     }
 
-    /// A percentile, microseconds: the upper bound of its bucket, or the longest latency if that is less. `None` before the first
-    /// call.
+    /// A percentile, microseconds: the upper bound of its bucket, or the longest latency if that is less. `None` before
+    /// the first call.
     #[must_use]
     pub fn percentile_us(&self, percent: u64) -> Option<u64> {
         let total: u64 = self.counts.iter().sum();

@@ -28,9 +28,9 @@ const DRY_RUN_READING: (&str, u64) = ("xid", 48);
 /// take its half second.
 const PARAMETERS_MAX: Duration = Duration::from_secs(5);
 
-/// Factor of the wall time limits of a dry run, relative to calls that the kubelet waits for: 5 s a call, 10 s an evaluation,
-/// 50 s for parameters. Only the client waits, and threads that work for the API have low priority: on a busy
-/// node, half a second of wall time would not show that a policy is slow. Fuel is the same.
+/// Factor of the wall time limits of a dry run, relative to calls that the kubelet waits for: 5 s a call, 10 s an
+/// evaluation, 50 s for parameters. Only the client waits, and threads that work for the API have low priority: on a
+/// busy node, half a second of wall time would not show that a policy is slow. Fuel is the same.
 pub const TIME_FACTOR: u32 = 10;
 
 /// A dry run of a stack on a node.
@@ -71,8 +71,8 @@ impl DryRun<'_> {
         if offers.faults.is_empty() { Ok(offers) } else { Err(offers.faults.swap_remove(0)) }
     }
 
-    /// The stack's triage of the readings that were judged by policies that it does not have with the same parameters. A
-    /// policy that fails is skipped, as for a new reading.
+    /// The stack's triage of the readings that were judged by policies that it does not have with the same parameters.
+    /// A policy that fails is skipped, as for a new reading.
     #[must_use]
     pub fn judge_again(&self) -> Vec<TriagedReading> {
         let stack = self.stack.clone().into_stack(0, 0);

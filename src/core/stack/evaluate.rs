@@ -248,8 +248,8 @@ impl Evaluation<'_> {
         (result, lines)
     }
 
-    /// The fault of an entry that has no answer since the stack's time was used up. It is counted once for an evaluation, as a
-    /// fault of the entry that took the longest.
+    /// The fault of an entry that has no answer since the stack's time was used up. It is counted once for an
+    /// evaluation, as a fault of the entry that took the longest.
     fn time_used_up(&mut self, hook: Hook, time: &mut StackTime) -> Fault {
         let (limit, stack) = (time.limit.as_secs(), self.stack);
         let used = time.slowest.and_then(|(index, took)| Some((index, took, stack.entries.get(index)?)));
@@ -400,7 +400,8 @@ fn check_place(request: &PlaceRequest, answer: &Answer) -> Result<(), String> {
     }
 }
 
-/// The outcome of an Allocate: the stack's answer, and the keeper's, which is the new allocation's id or why there is none.
+/// The outcome of an Allocate: the stack's answer, and the keeper's, which is the new allocation's id or why there is
+/// none.
 pub(crate) fn outcome(answer: StackAnswer, granted: Result<Option<AllocationId>, String>) -> Outcome {
     match (answer, granted) {
         (StackAnswer::Deny { policy: by, reason }, _) => Outcome::Denied { by, reason },

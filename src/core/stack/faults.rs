@@ -7,8 +7,8 @@ use berth_kernel::policy::hooks::{FaultKind, Hook};
 use berth_kernel::policy::stack::{Stack, StackEntry};
 use std::collections::BTreeMap;
 
-/// Faults in a row that suspend an entry; only faults that the policy itself causes count, and evaluations in a row that used up
-/// the stack's time, of which it took the most.
+/// Faults in a row that suspend an entry; only faults that the policy itself causes count, and evaluations in a row
+/// that used up the stack's time, of which it took the most.
 pub const FAULTS_TO_SUSPEND: u32 = 5;
 
 /// Call statistics of one stack entry since its activation.

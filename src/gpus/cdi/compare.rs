@@ -146,8 +146,8 @@ fn items(edits: &ContainerEdits) -> BTreeSet<Item> {
     items
 }
 
-/// One item for each link and each folder that a hook handles, since one hook may do what two do; the program's own name is
-/// not compared.
+/// One item for each link and each folder that a hook handles, since one hook may do what two do; the program's own
+/// name is not compared.
 fn hook_items(hook: &Hook) -> Vec<Item> {
     let item = |args: String| Item::Hook { when: hook.hook_name.clone(), args };
     let args: Vec<&str> = hook.args.iter().skip(1).map(String::as_str).filter(|arg| *arg != "hook").collect();
@@ -165,8 +165,8 @@ fn links(edits: &ContainerEdits) -> BTreeSet<String> {
     links.map(|(_, path)| path.to_owned()).collect()
 }
 
-/// Whether a mount is a library under its soname: a link of the other specification, or beside the same library under the
-/// name with its version.
+/// Whether a mount is a library under its soname: a link of the other specification, or beside the same library under
+/// the name with its version.
 fn is_soname_file(path: &str, own: &BTreeSet<Item>, links_of_other: &BTreeSet<String>) -> bool {
     let Some(end) = path.rfind('/').and_then(|slash| Some(slash + path[slash..].find(".so")?)) else {
         return false;

@@ -84,8 +84,8 @@ impl HookProgram {
     }
 
     /// Those of these subcommands that the program has. A container with a hook that its program does not know does not
-    /// start, so a name counts only if the program contains it. The GPU operator installs a script that starts the program
-    /// with `.real` at its end.
+    /// start, so a name counts only if the program contains it. The GPU operator installs a script that starts the
+    /// program with `.real` at its end.
     pub(super) fn known<'n>(&self, subcommands: &[&'n str]) -> Vec<&'n str> {
         let read = |path: &Path| berth_files::read(path, PROGRAM_BYTES_MAX).unwrap_or_default();
         let programs = [read(&self.file), read(&self.real())];
@@ -202,8 +202,8 @@ impl Driver {
         Ok(Libraries { version, all: found.into_values().collect(), folders })
     }
 
-    /// The path relative to the root of what `path` resolves to; `None` outside the root. A link with an absolute target is
-    /// meant from within the root.
+    /// The path relative to the root of what `path` resolves to; `None` outside the root. A link with an absolute
+    /// target is meant from within the root.
     fn resolve(&self, path: &Path) -> Option<PathBuf> {
         let root = fs::canonicalize(&self.root.seen).ok()?;
         let resolved = fs::canonicalize(path).ok()?;
@@ -227,8 +227,8 @@ impl Driver {
         SOCKETS.iter().filter_map(find).collect()
     }
 
-    /// nvidia-cdi-hook, with the subcommands that it has. It is searched only where the driver root is the host's root: the GPU
-    /// operator's driver root has no toolkit.
+    /// nvidia-cdi-hook, with the subcommands that it has. It is searched only where the driver root is the host's root:
+    /// the GPU operator's driver root has no toolkit.
     pub(super) fn find_hook(&self) -> Option<HookProgram> {
         let is_host = self.root.host == Path::new("/");
         let seen = |path: &Path| match path.strip_prefix("/") {
@@ -283,8 +283,8 @@ fn numbers(version: &str) -> Vec<u64> {
     version.split('.').map(|number| number.parse().unwrap_or(0)).collect()
 }
 
-/// The links to a library that a container needs, as `target::link`: from its soname, from the name without a version, and
-/// some that applications open without a soname. A link that the host does not have is not made.
+/// The links to a library that a container needs, as `target::link`: from its soname, from the name without a version,
+/// and some that applications open without a soname. A link that the host does not have is not made.
 pub(super) fn links(library: &Library) -> Vec<String> {
     let (Some(name), Some(folder)) =
         (library.path.file_name().and_then(|n| n.to_str()), library.path.parent())

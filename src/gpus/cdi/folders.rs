@@ -20,8 +20,8 @@ pub struct NamedDevices {
     pub broken: Vec<String>,
 }
 
-/// The devices of `kind` in these folders. A later folder has precedence over an earlier one; a device that two files of one
-/// folder name is not resolved (CDI SPEC.md, "Device resolution").
+/// The devices of `kind` in these folders. A later folder has precedence over an earlier one; a device that two files
+/// of one folder name is not resolved (CDI SPEC.md, "Device resolution").
 #[must_use]
 pub fn named_devices(folders: &[PathBuf], kind: &str) -> NamedDevices {
     let mut found = NamedDevices::default();

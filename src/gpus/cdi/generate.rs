@@ -1,5 +1,6 @@
-//! Berth's own specification, made of the same parts as that of nvidia-ctk (NVIDIA Container Toolkit 1.20), without what only
-//! graphics needs, without firmware, and without the device `all`, with which a container would get every GPU.
+//! Berth's own specification, made of the same parts as that of nvidia-ctk (NVIDIA Container Toolkit 1.20), without
+//! what only graphics needs, without firmware, and without the device `all`, with which a container would get every
+//! GPU.
 
 use super::OWN_KIND;
 use super::driver::{Driver, DriverError, HookProgram, Libraries, links, soname};
@@ -136,8 +137,8 @@ pub fn generate(parts: &[&Part], driver: &Driver) -> Result<Generated, DriverErr
     Ok(Generated { spec, driver_version: libraries.version, warnings })
 }
 
-/// What a specification depends on, as a text: as long as it is the same, so is the specification. It is cheap: no library is
-/// opened.
+/// What a specification depends on, as a text: as long as it is the same, so is the specification. It is cheap: no
+/// library is opened.
 ///
 /// # Errors
 /// If the driver's libraries are not found.
@@ -254,8 +255,8 @@ fn hook(program: &HookProgram, when: &str, subcommand: &str, arguments: Vec<Stri
     }
 }
 
-/// Each library once more under its soname and, where the host has it, under its name without a version, in place of the
-/// links that the hooks make.
+/// Each library once more under its soname and, where the host has it, under its name without a version, in place of
+/// the links that the hooks make.
 fn soname_mounts(libraries: &Libraries) -> Vec<Mount> {
     let mut mounts = Vec::new();
     for library in &libraries.all {

@@ -6,7 +6,8 @@ use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-/// Largest specification that is read, bytes. One of 16 GPUs with 7 MIG instances each, under two names, has less than 200 KiB.
+/// Largest specification that is read, bytes. One of 16 GPUs with 7 MIG instances each, under two names, has less than
+/// 200 KiB.
 pub const SPEC_BYTES_MAX: u64 = 4 * 1024 * 1024;
 
 /// A specification.
@@ -154,8 +155,8 @@ impl Spec {
             .chain(self.devices.iter().map(|device| &device.container_edits))
     }
 
-    /// The least version of the format that has everything that this specification uses, so that the oldest runtimes read it
-    /// (CDI SPEC.md, "Released versions"). Berth uses no annotations and no newer fields.
+    /// The least version of the format that has everything that this specification uses, so that the oldest runtimes
+    /// read it (CDI SPEC.md, "Released versions"). Berth uses no annotations and no newer fields.
     #[must_use]
     pub fn least_version(&self) -> &'static str {
         let has_gids = self.all_edits().any(|edits| !edits.additional_gids.is_empty());
@@ -172,8 +173,8 @@ impl Spec {
         }
     }
 
-    /// Brings devices, nodes and mounts into the order of nvidia-ctk: devices by name, the others by the depth of their path
-    /// in the container, then by the path. A folder is so mounted before what lies in it.
+    /// Brings devices, nodes and mounts into the order of nvidia-ctk: devices by name, the others by the depth of their
+    /// path in the container, then by the path. A folder is so mounted before what lies in it.
     pub fn sort(&mut self) {
         fn by_depth(path: &str) -> (usize, String) {
             (path.matches('/').count(), path.to_owned())

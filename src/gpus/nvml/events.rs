@@ -46,8 +46,8 @@ pub(super) struct WatchedGpu {
 }
 
 impl WatchedGpu {
-    /// The parts that an event with these ids concerns: a MIG instance; all of a GPU instance if the event names no compute
-    /// instance (nvml.h, `nvmlEventData_t`); the GPU if it names none, or one that the last scan did not find.
+    /// The parts that an event with these ids concerns: a MIG instance; all of a GPU instance if the event names no
+    /// compute instance (nvml.h, `nvmlEventData_t`); the GPU if it names none, or one that the last scan did not find.
     fn parts_of(&self, gpu_instance: Option<u32>, compute_instance: Option<u32>) -> Vec<&PartId> {
         let is_named = |ids: &(u32, u32)| {
             Some(ids.0) == gpu_instance && compute_instance.is_none_or(|compute| compute == ids.1)
@@ -273,7 +273,8 @@ impl EventThread {
         }
     }
 
-    /// Queues a reading of the recovery action that a GPU now requires, if any. The end of one is seen by the next scan.
+    /// Queues a reading of the recovery action that a GPU now requires, if any. The end of one is seen by the next
+    /// scan.
     fn report_recovery_action(&self, handle: usize) {
         let watched = self.shared.watched.lock().clone();
         for gpu in watched.into_iter().filter(|gpu| gpu.handle == handle) {

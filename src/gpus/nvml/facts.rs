@@ -151,8 +151,8 @@ fn read_uuid(device: &Device, steps: &Steps) -> Result<PartId, ReadError> {
     PartId::parse(&uuid).map_err(ReadError::Uuid)
 }
 
-/// Scans the GPU with this NVML index. `known`: its parts, if it answered before; `rows`: its rows as last read. The identity
-/// of one that never answered is left in `identity`, whatever fails.
+/// Scans the GPU with this NVML index. `known`: its parts, if it answered before; `rows`: its rows as last read. The
+/// identity of one that never answered is left in `identity`, whatever fails.
 pub(super) fn scan_gpu(
     nvml: &Nvml,
     index: u32,
@@ -223,14 +223,15 @@ pub(super) struct LoadScan {
     pub(super) sampled_us: Option<u64>,
 }
 
-/// Reads the load of the GPU with this NVML index. Whatever fails only leaves a value out: other calls show whether the GPU
-/// works. `sampled_us`: the newest time of its samples by process at the last scan.
+/// Reads the load of the GPU with this NVML index. Whatever fails only leaves a value out: other calls show whether the
+/// GPU works. `sampled_us`: the newest time of its samples by process at the last scan.
 pub(super) fn scan_load(nvml: &Nvml, index: u32, sampled_us: Option<u64>, steps: &Steps) -> LoadScan {
-    /// Time for reading the load of one GPU: what a scan takes on a busy driver. Values that are not read by then are left
-    /// out.
+    /// Time for reading the load of one GPU: what a scan takes on a busy driver. Values that are not read by then are
+    /// left out.
     const LOAD_READ_MAX: Duration = Duration::from_millis(500);
     let began = Instant::now();
-    // If the wall clock was set back, the last time is in the future and NVML would return no newer sample: it is ignored.
+    // If the wall clock was set back, the last time is in the future and NVML would return no newer sample: it is
+    // ignored.
     let wall_us = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map(|time| time.as_micros());
     let sampled_us = sampled_us.filter(|last| wall_us.is_ok_and(|now| u128::from(*last) <= now));
     let mut scan = LoadScan { load: Load::default(), sampled_us };
@@ -421,8 +422,8 @@ fn units(of: &DeviceAttributes) -> [(&'static str, u32); 8] {
     ]
 }
 
-/// Total and used memory, MiB; `None` where it cannot be read: under MIG without the right to it, and on models that share
-/// the memory of the processor, such as GB10 (nvml.h, `nvmlDeviceGetMemoryInfo`).
+/// Total and used memory, MiB; `None` where it cannot be read: under MIG without the right to it, and on models that
+/// share the memory of the processor, such as GB10 (nvml.h, `nvmlDeviceGetMemoryInfo`).
 fn memory_mib(device: &Device, steps: &Steps) -> Result<Option<(u64, u64)>, ReadError> {
     let memory = invoke_optional(steps, "nvmlDeviceGetMemoryInfo_v2", || raw::memory(device, steps))?;
     Ok(memory.map(|(total, used)| (map::mib(total), map::mib(used))))

@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 /// Stack size of a thread, bytes: the default of Rust's threads, since the driver's library is foreign code. Untouched
 /// pages cost nothing.
 const STACK_BYTES: usize = 2 * 1024 * 1024;
-/// How long an idle thread is kept: longer than the interval of scans (`health.pollSeconds`, by default 5 s), so that each scan
-/// reuses threads.
+/// How long an idle thread is kept: longer than the interval of scans (`health.pollSeconds`, by default 5 s), so that
+/// each scan reuses threads.
 const IDLE_MAX: Duration = Duration::from_secs(15);
 /// Interval of attempts to start a thread.
 const RETRY_INTERVAL: Duration = Duration::from_millis(50);
@@ -152,9 +152,9 @@ impl Fence {
         Ok(Pending { answer, job })
     }
 
-    /// Runs jobs one after the other on one thread, each on its lane and for `allowed` at most. A job whose lane is in use is
-    /// left out. Returns the results of the first jobs, in their order, and why the next one has none, if so; the jobs after
-    /// that one are not run. The caller is woken once, at the end.
+    /// Runs jobs one after the other on one thread, each on its lane and for `allowed` at most. A job whose lane is in
+    /// use is left out. Returns the results of the first jobs, in their order, and why the next one has none, if so;
+    /// the jobs after that one are not run. The caller is woken once, at the end.
     pub(super) fn run_series<T: Send + 'static>(
         &self,
         jobs: Vec<(Lane, impl FnOnce(&Steps) -> T + Send + 'static)>,
@@ -211,8 +211,8 @@ impl Fence {
         running.values().min_by_key(|job| job.since).map(|job| job.steps.now())
     }
 
-    /// Runs `work` on an idle thread, or on a new one. Retries the start of a thread until `deadline`, since a node may lack
-    /// threads for a moment, and a GPU that cannot be read becomes unhealthy.
+    /// Runs `work` on an idle thread, or on a new one. Retries the start of a thread until `deadline`, since a node may
+    /// lack threads for a moment, and a GPU that cannot be read becomes unhealthy.
     fn execute(&self, deadline: Instant, work: Work) -> Result<(), CallFailure> {
         let idle = self.shared.idle.lock().pop();
         let work = match idle {

@@ -18,8 +18,8 @@ const NAME: &str = "libnvidia-ml.so.1";
 /// How long `nvmlInit` may take. With many GPUs and no persistence daemon it takes seconds.
 const INIT_MAX: Duration = Duration::from_secs(60);
 
-/// Folders of the driver's libraries under a root: those of distributions (Debian's alternatives among them), of the GPU
-/// operator's containers, of Google's images and NixOS, and of WSL. NVIDIA's container toolkit has the same list
+/// Folders of the driver's libraries under a root: those of distributions (Debian's alternatives among them), of the
+/// GPU operator's containers, of Google's images and NixOS, and of WSL. NVIDIA's container toolkit has the same list
 /// (`internal/lookup/library.go`).
 const FOLDERS: [&str; 16] = [
     "usr/lib/x86_64-linux-gnu",
@@ -88,8 +88,8 @@ pub(super) struct Library {
     pub(super) cuda_version: Option<String>,
 }
 
-/// A set for the events of a library. It is created before anything is read, so that no event is missed between the first
-/// scan and its creation.
+/// A set for the events of a library. It is created before anything is read, so that no event is missed between the
+/// first scan and its creation.
 type NewEventSet = Result<EventSet, NvmlError>;
 
 /// Opens the configured library, or else the first one that can be opened.

@@ -51,8 +51,8 @@ impl LinkCache {
     }
 
     /// Reads the missing links between GPUs that answer: those of all GPUs at the same time, so that a scan waits for
-    /// GPUs that hang only once. Failed reads are retried with the next scan. NVLinks are read again at times: they come up
-    /// only after the fabric, some time after the driver, and may go down (nvml.h, `nvmlDeviceGetNvLinkState`).
+    /// GPUs that hang only once. Failed reads are retried with the next scan. NVLinks are read again at times: they
+    /// come up only after the fabric, some time after the driver, and may go down (nvml.h, `nvmlDeviceGetNvLinkState`).
     pub(super) fn read_missing(&mut self, nvml: &Arc<OpenNvml>, fence: &Fence, gpus: &[Part]) {
         let buses: Arc<BTreeSet<PciBusId>> = Arc::new(gpus.iter().filter_map(|gpu| gpu.pci_bus).collect());
         let is_recent = |known: &Outgoing| known.read_at.elapsed() < self.reread_interval;

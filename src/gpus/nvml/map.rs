@@ -34,8 +34,8 @@ pub(super) fn mig_ids(part: &Part) -> Option<(u32, u32)> {
 }
 
 /// The name of a MIG profile, such as `1g.10gb+me`: the end of NVML's name of the instance, which all drivers with MIG
-/// set; else built from memory and `slices`, those of the GPU instance and of the compute instance, by NVIDIA's rule. The
-/// suffix for extras is added, since not every driver's name has it.
+/// set; else built from memory and `slices`, those of the GPU instance and of the compute instance, by NVIDIA's rule.
+/// The suffix for extras is added, since not every driver's name has it.
 pub(super) fn profile(
     model: &str,
     slices: Option<(u32, u32)>,

@@ -62,7 +62,8 @@ pub struct NvmlOptions {
     pub first_contact: Duration,
     /// How long one call may run before its GPU counts as hung. Two calls in a row that exceed the deadline do, too.
     pub hung_after: Duration,
-    /// How long NVML may fail to open, after it worked, before a container has to be started again; see [`Gpus::restart_reason`].
+    /// How long NVML may fail to open, after it worked, before a container has to be started again; see
+    /// [`Gpus::restart_reason`].
     pub restart_after: Duration,
     /// How long NVLinks that were read are used: they come up some time after the driver.
     pub links_interval: Duration,
@@ -158,8 +159,8 @@ impl NvmlGpus {
         if is_wsl2(&self.options.dxg, &self.options.driver_version) {
             return Err(GpusError { what: WSL2.to_owned(), source: None });
         }
-        // NVML counts its users, and enumerates the GPUs only for the first one; the event thread of the last session may
-        // still be in a wait. If a call hangs, the new session has the GPUs of the old one.
+        // NVML counts its users, and enumerates the GPUs only for the first one; the event thread of the last session
+        // may still be in a wait. If a call hangs, the new session has the GPUs of the old one.
         self.wait_until_closed(CLOSE_WAIT);
         let attached = attached(&self.options);
         let (fence, options) = (self.fence.clone(), self.options.clone());
@@ -216,8 +217,8 @@ pub fn is_wsl2(dxg: &Path, driver_version: &Path) -> bool {
     dxg.exists() && !driver_version.exists()
 }
 
-/// The GPUs that the kernel driver has, by bus id: as it lists them, or by its devices in sysfs, since NVIDIA's container
-/// runtime hides that list. `None` if neither can be read.
+/// The GPUs that the kernel driver has, by bus id: as it lists them, or by its devices in sysfs, since NVIDIA's
+/// container runtime hides that list. `None` if neither can be read.
 fn attached(options: &NvmlOptions) -> Option<BTreeSet<PciBusId>> {
     let gpus = |folder: &Path| -> Option<BTreeSet<PciBusId>> {
         // Beside its devices the folder of sysfs has files such as `bind`.

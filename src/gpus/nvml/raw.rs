@@ -71,8 +71,8 @@ pub(super) fn processes(device: &Device, list: ProcessList) -> Result<Vec<Proces
     }
 }
 
-/// Total and used memory, bytes: from `nvmlDeviceGetMemoryInfo_v2`, or from the first form, which drivers before 510 have
-/// alone, and which counts the driver's own memory as used. nvml-wrapper wraps only the second one.
+/// Total and used memory, bytes: from `nvmlDeviceGetMemoryInfo_v2`, or from the first form, which drivers before 510
+/// have alone, and which counts the driver's own memory as used. nvml-wrapper wraps only the second one.
 pub(super) fn memory(device: &Device, steps: &Steps) -> Result<(u64, u64), NvmlError> {
     match device.memory_info() {
         Err(NvmlError::FailedToLoadSymbol(_) | NvmlError::FunctionNotFound | NvmlError::NotSupported) => {}

@@ -206,8 +206,8 @@ impl Scanner {
     /// Scans one GPU after the other; once one of them has hung, all others at the same time, so that a scan takes two
     /// deadlines at most, however many hang. GPUs that still have to start are scanned at the same time, too.
     ///
-    /// The loads are read by the same thread, after all GPUs were scanned one by one: a load that is slow leaves out the loads
-    /// after it, and nothing else. GPUs that were scanned at the same time have none.
+    /// The loads are read by the same thread, after all GPUs were scanned one by one: a load that is slow leaves out
+    /// the loads after it, and nothing else. GPUs that were scanned at the same time have none.
     fn run_scans(
         &mut self,
         session: &Session,
@@ -286,8 +286,8 @@ impl Scanner {
         }
         let last = self.gpus.values().find(|last| last.parts.gpu.gpu == *id);
         if let Some(errors) = scan.uncorrectable {
-            // What is counted at the first scan is judged as if it had just come. The counter is reset with the GPU and when
-            // the driver is loaded.
+            // What is counted at the first scan is judged as if it had just come. The counter is reset with the GPU and
+            // when the driver is loaded.
             let before = last.and_then(|last| last.uncorrectable);
             let new = errors.saturating_sub(before.unwrap_or(0));
             let since = if before.is_some() { "since the last scan" } else { "since the driver was loaded" };
@@ -313,8 +313,9 @@ impl Scanner {
         self.gpus.insert(index, scan);
     }
 
-    /// Adds the GPUs that did not answer: as they were at their last scan, or with what they answered of their identity. One
-    /// that answered under another index is not that of its last scan: then the driver has renumbered its GPUs.
+    /// Adds the GPUs that did not answer: as they were at their last scan, or with what they answered of their
+    /// identity. One that answered under another index is not that of its last scan: then the driver has renumbered its
+    /// GPUs.
     fn add_failed(&self, failed: Vec<(u32, Option<ScanError>)>, inventory: &mut Inventory) {
         for (index, error) in failed {
             let is_missing = |id: &GpuId| !inventory.parts.iter().any(|part| part.id == *id.as_part());
@@ -361,8 +362,8 @@ impl Scanner {
     }
 }
 
-/// Adds the GPUs that the kernel driver has and NVML does not list, as after one fell off the bus before NVML was opened. A
-/// GPU that NVML lists without its bus id is the one that remains, if only one does.
+/// Adds the GPUs that the kernel driver has and NVML does not list, as after one fell off the bus before NVML was
+/// opened. A GPU that NVML lists without its bus id is the one that remains, if only one does.
 fn add_unlisted(attached: &BTreeSet<PciBusId>, inventory: &mut Inventory) {
     let listed = inventory.parts.iter().filter(|part| part.is_whole_gpu()).map(|part| part.pci_bus);
     let buses: Vec<_> = listed.chain(inventory.unidentified.iter().map(|gpu| gpu.pci_bus)).collect();
@@ -383,8 +384,8 @@ fn add_unlisted(attached: &BTreeSet<PciBusId>, inventory: &mut Inventory) {
     }
 }
 
-/// Whether a GPU was reset, or otherwise recovered, between two scans: the driver no longer requires what it required, or its
-/// counter of ECC errors began again.
+/// Whether a GPU was reset, or otherwise recovered, between two scans: the driver no longer requires what it required,
+/// or its counter of ECC errors began again.
 fn was_recovered(last: &GpuScan, scan: &GpuScan) -> bool {
     let requires =
         |action: Option<u32>| action.is_some_and(|action| ![0, RECOVERY_IMEX].contains(&action.into()));

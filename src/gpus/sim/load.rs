@@ -1,5 +1,5 @@
-//! The load of simulated GPUs: it follows from their processes and the number of the scan, so equal machines have equal loads
-//! at the same scan.
+//! The load of simulated GPUs: it follows from their processes and the number of the scan, so equal machines have equal
+//! loads at the same scan.
 
 use super::machine::{Model, SimGpu, SimKind};
 use berth_kernel::hardware::gpu::Load;
@@ -48,7 +48,8 @@ fn percents(state: &SimGpu, scan: u64) -> BTreeMap<u32, u64> {
     wanted.into_iter().map(|(pid, percent)| (pid, share(percent))).collect()
 }
 
-/// Percent that a process would use alone: up and down between two values in 24 to 55 scans, all of which its id decides.
+/// Percent that a process would use alone: up and down between two values in 24 to 55 scans, all of which its id
+/// decides.
 fn wave(gpu: u32, pid: u32, scan: u64) -> u64 {
     // Any odd number that spreads neighbouring ids; this one is 2^64 divided by the golden ratio.
     let seed = ((u64::from(gpu) << 32) | u64::from(pid)).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;

@@ -163,8 +163,8 @@ pub struct Order {
     pub evict: bool,
     /// The deadline, milliseconds since 1970: what is recorded and shown. It follows a clock that is set.
     pub deadline_wall_ms: Option<u64>,
-    /// The deadline by the monotonic clock of this process, which is what counts: a clock that is set must not end a drain
-    /// and delete pods. `None` in a command and in a record, whose times [`Order::anchored`] converts.
+    /// The deadline by the monotonic clock of this process, which is what counts: a clock that is set must not end a
+    /// drain and delete pods. `None` in a command and in a record, whose times [`Order::anchored`] converts.
     pub deadline_mono_ms: Option<u64>,
     /// What happens at the deadline if the drain is not complete.
     pub at_deadline: AtDeadline,
@@ -196,8 +196,8 @@ impl Eq for Order {}
 const CLOCK_SET_MS: u64 = 10_000;
 
 impl Order {
-    /// The order with its deadline by the monotonic clock, at most `longest_ms` from now: after a restart a wrong clock must
-    /// not extend it.
+    /// The order with its deadline by the monotonic clock, at most `longest_ms` from now: after a restart a wrong clock
+    /// must not extend it.
     #[must_use]
     pub fn anchored(self, longest_ms: u64, now: Now) -> Self {
         let left = |deadline: u64| deadline.saturating_sub(now.wall_ms).min(longest_ms);
@@ -400,8 +400,8 @@ impl Marks {
         is_set.then_some(next)
     }
 
-    /// Marks of a record, with deadlines by the monotonic clock. The order is not older than its mark, so no deadline is
-    /// further away than it was from the mark.
+    /// Marks of a record, with deadlines by the monotonic clock. The order is not older than its mark, so no deadline
+    /// is further away than it was from the mark.
     #[must_use]
     pub fn restored(mut self, now: Now) -> Self {
         for mark in self.by_owner.values_mut() {

@@ -245,8 +245,8 @@ impl<'v> Sources<'v> {
         uids.peek().is_some() && known.pod_uid.as_ref().is_some_and(|uid| uids.all(|other| other != uid))
     }
 
-    /// Whether `List` shows the allocation's container, or one of its devices in a container while no newer allocation of the
-    /// device is known that could be this container's.
+    /// Whether `List` shows the allocation's container, or one of its devices in a container while no newer allocation
+    /// of the device is known that could be this container's.
     fn is_listed(&self, ledger: &Ledger, allocation: &Allocation, known: &Holder) -> bool {
         let with_devices = self.listed.get(&(&allocation.resource, allocation.devices.as_slice()));
         let mut containers = with_devices.into_iter().flatten().map(|holding| &holding.container);

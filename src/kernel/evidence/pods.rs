@@ -88,8 +88,8 @@ pub struct PodOwner {
 }
 
 impl PodOwner {
-    /// The owner among a pod's owner references, as kind, name and whether it is the controller: the controller, else the
-    /// first. A mirror pod's is its node, which creates nothing.
+    /// The owner among a pod's owner references, as kind, name and whether it is the controller: the controller, else
+    /// the first. A mirror pod's is its node, which creates nothing.
     #[must_use]
     pub fn among(references: impl Iterator<Item = (String, String, bool)>) -> Option<Self> {
         let all: Vec<_> = references.collect();

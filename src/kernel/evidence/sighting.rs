@@ -61,8 +61,8 @@ impl Sighting {
         self.is_granted_here && self.since_mono_ms > kubelet.created_mono_ms
     }
 
-    /// Whether this run of the kubelet requested it or has had its entry, so that a missing entry means that its pod has
-    /// ended: nothing else removes one from the kubelet's memory.
+    /// Whether this run of the kubelet requested it or has had its entry, so that a missing entry means that its pod
+    /// has ended: nothing else removes one from the kubelet's memory.
     #[must_use]
     pub fn is_of_kubelet(&self, granted_wall_ms: u64, kubelet: KubeletAge) -> bool {
         self.is_requested_by(kubelet)

@@ -19,8 +19,8 @@ use crate::sharing::part_state::{Device, PartState, Taken};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// Decides one Allocate. `answer_is_final`: whether a denial or a fault counts, because the ledger has not changed since the
-/// stack answered, or this is the second try.
+/// Decides one Allocate. `answer_is_final`: whether a denial or a fault counts, because the ledger has not changed
+/// since the stack answered, or this is the second try.
 #[must_use]
 pub fn allocate(
     ledger: &Ledger,
@@ -60,8 +60,8 @@ pub fn allocate(
     Verdict { entry: Entry { at: now, changes }, refusal }
 }
 
-/// The denial that counts for the breaker; `None` unless the same request would be refused again, so that a controller would
-/// retry forever.
+/// The denial that counts for the breaker; `None` unless the same request would be refused again, so that a controller
+/// would retry forever.
 fn denial_of(ledger: &Ledger, request: &AdmitRequest, refusal: &Refusal, attempt: Attempt) -> Option<Denial> {
     match refusal {
         Refusal::Denied { policy, .. }
@@ -224,9 +224,9 @@ pub const CROWDED_ALLOCATIONS: usize = LIVE_ALLOCATIONS_MAX / 2;
 
 /// The live allocations that end as superseded when this request is granted, sorted.
 ///
-/// The kubelet alone assigns devices, so an Allocate for a held device means that its former pod is gone or that the same
-/// pod requests it again. Allocate names no pod, so the newest few records of a device, which may belong to one pod,
-/// are kept; older ones end in the same append as the grant. No device becomes free: every ended record has newer
+/// The kubelet alone assigns devices, so an Allocate for a held device means that its former pod is gone or that the
+/// same pod requests it again. Allocate names no pod, so the newest few records of a device, which may belong to one
+/// pod, are kept; older ones end in the same append as the grant. No device becomes free: every ended record has newer
 /// records on each of its devices. Without this rule, records that no reconcile pass can resolve would fill the ledger
 /// and slow down every call.
 ///

@@ -1,6 +1,6 @@
-//! Devices that the kubelet has given to two pods at once. It calls Allocate without its lock, and a pod that ends at that
-//! moment makes it compute the free devices without those on the wire (kubernetes#137534). An Allocate names no pod, so
-//! that both are granted; the checkpoint shows it afterwards.
+//! Devices that the kubelet has given to two pods at once. It calls Allocate without its lock, and a pod that ends at
+//! that moment makes it compute the free devices without those on the wire (kubernetes#137534). An Allocate names no
+//! pod, so that both are granted; the checkpoint shows it afterwards.
 
 use crate::grants::allocation::Allocation;
 use crate::ids::names::DeviceId;

@@ -28,7 +28,8 @@ impl PodName {
 /// The live allocations of one GPU, summed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GpuHolders {
-    /// Memory that the held devices take, MiB; `None` if the memory of the GPU, or of a held instance of it, is unknown.
+    /// Memory that the held devices take, MiB; `None` if the memory of the GPU, or of a held instance of it, is
+    /// unknown.
     pub memory_granted_mib: Option<u64>,
     /// The pods that are known to hold devices, those with most devices first, then those with most memory.
     pub pods: Vec<PodHolding>,
@@ -111,8 +112,8 @@ fn memory_of(part: &Part, consumes: Consumes) -> Option<u64> {
     }
 }
 
-/// What the processes of each pod use, by GPU. Processes whose pod is not known, and those of GPUs that do not list theirs,
-/// are left out.
+/// What the processes of each pod use, by GPU. Processes whose pod is not known, and those of GPUs that do not list
+/// theirs, are left out.
 #[must_use]
 pub fn pod_uses(ledger: &Ledger) -> BTreeMap<GpuId, BTreeMap<PodName, PodUse>> {
     let owners = Attributions::new(ledger);

@@ -29,9 +29,9 @@ pub fn has_source(ledger: &Ledger) -> bool {
     ledger.pods.as_ref().is_some_and(|view| view.current)
 }
 
-/// Whether the answers of a policy's hook may depend on the candidates. The contract does not tell, so this is known only of
-/// shipped policies; any other policy gets the candidates in each call of `place` and `admit`, and may have a rule about
-/// them.
+/// Whether the answers of a policy's hook may depend on the candidates. The contract does not tell, so this is known
+/// only of shipped policies; any other policy gets the candidates in each call of `place` and `admit`, and may have a
+/// rule about them.
 #[must_use]
 pub fn may_have_rules_about_pods(version: &PolicyVersion, hook: Hook) -> bool {
     let gets_candidates = matches!(hook, Hook::Place | Hook::Admit) && version.hooks.contains(&hook);

@@ -14,9 +14,9 @@ pub struct DeviceAccess {
     pub no_strategy: Option<Arc<str>>,
     /// Device nodes that containers need and that do not exist, with the remedy. Devices are granted all the same.
     pub missing_nodes: Option<Arc<str>>,
-    /// The parts that the CDI specification in use names; `None` if containers get their devices without one. Nothing new
-    /// is granted on the other parts, since a container runtime cannot start a container with a name that it does not
-    /// find.
+    /// The parts that the CDI specification in use names; `None` if containers get their devices without one. Nothing
+    /// new is granted on the other parts, since a container runtime cannot start a container with a name that it does
+    /// not find.
     pub named_parts: Option<Arc<BTreeMap<PartId, NamedPart>>>,
 }
 

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 /// The driver's table of MIG capabilities, one `name minor` pair for each line.
 pub const MIG_MINORS: &str = "/proc/driver/nvidia-caps/mig-minors";
-/// Where the chart mounts the host's driver root, as NVIDIA's chart does: the host's path does not exist in the daemon's
-/// container.
+/// Where the chart mounts the host's driver root, as NVIDIA's chart does: the host's path does not exist in the
+/// daemon's container.
 pub const MOUNTED_ROOT: &str = "/driver-root";
 /// Nodes that every CUDA process opens.
 pub const REQUIRED_NODES: [&str; 2] = ["dev/nvidiactl", "dev/nvidia-uvm"];
@@ -47,8 +47,8 @@ pub struct PartNodes {
     pub unlisted: Vec<String>,
 }
 
-/// The nodes of a part; `capabilities` is the content of [`MIG_MINORS`]. None are known without its minor number: that may
-/// differ from its index.
+/// The nodes of a part; `capabilities` is the content of [`MIG_MINORS`]. None are known without its minor number: that
+/// may differ from its index.
 #[must_use]
 pub fn part_nodes(part: &Part, capabilities: &str) -> PartNodes {
     let Some(minor) = part.minor else { return PartNodes::default() };

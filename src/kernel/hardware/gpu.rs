@@ -78,8 +78,8 @@ pub struct Usage {
 }
 
 /// How busy and how hot a GPU is at the time of a scan. It changes with each scan and is no part of the ledger, so that
-/// it causes no new snapshot and wakes no reader. A value that the model, the driver or the daemon's rights do not give is
-/// `None`.
+/// it causes no new snapshot and wakes no reader. A value that the model, the driver or the daemon's rights do not give
+/// is `None`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Load {
     /// Percent of the last sample period, up to a second, in which a kernel ran (nvml.h, `nvmlUtilization_t.gpu`).

@@ -19,8 +19,8 @@ pub enum GpuSelector {
 }
 
 impl GpuSelector {
-    /// Parses a selector: a number is an index, a text in the form of a UUID or of a PCI bus id is one, and every other text
-    /// is a model.
+    /// Parses a selector: a number is an index, a text in the form of a UUID or of a PCI bus id is one, and every other
+    /// text is a model.
     ///
     /// # Errors
     /// Why it can select no GPU.

@@ -100,8 +100,9 @@ impl Health {
         }
     }
 
-    /// The health before a scan that found these signs of the GPU. The policies judge them only after the scan, so the quiet
-    /// time of a sign that made the GPU degraded or unhealthy starts again here: the scan would heal the GPU otherwise.
+    /// The health before a scan that found these signs of the GPU. The policies judge them only after the scan, so the
+    /// quiet time of a sign that made the GPU degraded or unhealthy starts again here: the scan would heal the GPU
+    /// otherwise.
     #[must_use]
     pub fn with_signs<'s>(&self, mut signs: impl Iterator<Item = &'s Reading>, now: Now) -> Self {
         let mut before = self.clone();
@@ -152,8 +153,8 @@ impl Health {
         self.with_state(state, &answer.reason, now).with_quiet_time(quiet_ms, now)
     }
 
-    /// The health after a reading and its triage: a less severe reading never improves the state, every bad one restarts
-    /// the quiet time, and a reset ends the wait for one. `revision` is the revision of the stack that judged
+    /// The health after a reading and its triage: a less severe reading never improves the state, every bad one
+    /// restarts the quiet time, and a reset ends the wait for one. `revision` is the revision of the stack that judged
     /// the reading.
     #[must_use]
     pub fn after_reading(&self, triaged: &TriagedReading, revision: u64, now: Now) -> Self {
@@ -185,8 +186,8 @@ impl Health {
         Self { until_reset, ..after }
     }
 
-    /// The health with these judgements instead, some of which another stack made again. `answers`: whether the last scan
-    /// found the GPU and had no error; otherwise its state follows with the next good scan.
+    /// The health with these judgements instead, some of which another stack made again. `answers`: whether the last
+    /// scan found the GPU and had no error; otherwise its state follows with the next good scan.
     #[must_use]
     pub fn judged_again(&self, judgements: Vec<Judgement>, answers: bool, now: Now) -> Self {
         if judgements == self.judgements {
@@ -221,8 +222,8 @@ impl Health {
         Self { quiet_ms, until_reset, quiet_until_mono_ms, ..after }
     }
 
-    /// The newest judgement of a GPU that is unhealthy because of policies alone; `None` if the GPU is not unhealthy, or if
-    /// Berth's own triage, `own`, judges it unhealthy, too, or would without the policies.
+    /// The newest judgement of a GPU that is unhealthy because of policies alone; `None` if the GPU is not unhealthy,
+    /// or if Berth's own triage, `own`, judges it unhealthy, too, or would without the policies.
     #[must_use]
     pub fn unhealthy_by_policy(
         &self,

@@ -43,8 +43,8 @@ pub struct Judgement {
 }
 
 impl Judgement {
-    /// The judgement of a reading that came at this time; `None` if it has no effect. An event after which the GPU needs a
-    /// reset is kept although a policy ignores it, since it counts once the policy is removed.
+    /// The judgement of a reading that came at this time; `None` if it has no effect. An event after which the GPU
+    /// needs a reset is kept although a policy ignores it, since it counts once the policy is removed.
     pub(crate) fn of_reading(triaged: &TriagedReading, revision: u64, at_mono_ms: u64) -> Option<Self> {
         let TriagedReading { reading, answer, by } = triaged;
         let is_ignored = answer.severity == Severity::Ignore;
@@ -88,8 +88,8 @@ impl Judgement {
         self.reading.as_ref().is_some_and(needs_reset)
     }
 
-    /// What is kept of the judgement once the GPU heals: that a policy decided about an event after which the GPU needs a
-    /// reset, since the event counts once the policy is removed.
+    /// What is kept of the judgement once the GPU heals: that a policy decided about an event after which the GPU needs
+    /// a reset, since the event counts once the policy is removed.
     pub(crate) fn healed(&self) -> Option<Self> {
         let reading = self.reading.as_ref()?;
         is_overruled(reading, &self.by).then(|| Self {
@@ -125,9 +125,9 @@ fn is_overruled(reading: &Reading, by: &Decider) -> bool {
 }
 
 /// Adds a judgement. One of the same source, code and judge is merged with it: the higher severity and the longer quiet
-/// time are kept. Beyond [`JUDGEMENTS_MAX`] the least important judgement is dropped. The most important is each judge's
-/// newest judgement of an event that comes once and needs a reset, since one such event is enough for the GPU to wait
-/// for a reset; then come judgements that no quiet time ends, then the more severe, then the newer.
+/// time are kept. Beyond [`JUDGEMENTS_MAX`] the least important judgement is dropped. The most important is each
+/// judge's newest judgement of an event that comes once and needs a reset, since one such event is enough for the GPU
+/// to wait for a reset; then come judgements that no quiet time ends, then the more severe, then the newer.
 pub(crate) fn add(judgements: &mut Vec<Judgement>, mut judgement: Judgement) {
     if let Some(index) = judgements.iter().position(|known| known.key() == judgement.key()) {
         let known = judgements.remove(index);
@@ -158,8 +158,8 @@ pub(crate) fn add(judgements: &mut Vec<Judgement>, mut judgement: Judgement) {
     }
 }
 
-/// The text, cut to at most `bytes_max` bytes and with spaces for control characters: library messages may contain some,
-/// and texts are shown on terminals.
+/// The text, cut to at most `bytes_max` bytes and with spaces for control characters: library messages may contain
+/// some, and texts are shown on terminals.
 pub(crate) fn shown(text: &str, bytes_max: usize) -> String {
     text[..text.floor_char_boundary(bytes_max)].replace(char::is_control, " ")
 }

@@ -18,7 +18,8 @@ pub struct TriageAnswer {
 }
 
 impl TriageAnswer {
-    /// How long its state lasts without further readings, milliseconds; `None`: until an operator marks the GPU healthy.
+    /// How long its state lasts without further readings, milliseconds; `None`: until an operator marks the GPU
+    /// healthy.
     #[must_use]
     pub fn quiet_ms(&self) -> Option<u64> {
         self.again_after_s.map(|s| u64::from(s) * 1000)
@@ -81,7 +82,8 @@ pub fn harmless_xids() -> Vec<u64> {
     (0..XIDS_END).filter(is_harmless).collect()
 }
 
-/// Whether the GPU needs a reset after this: by NVIDIA's table of XIDs, or by the recovery action that the driver requires.
+/// Whether the GPU needs a reset after this: by NVIDIA's table of XIDs, or by the recovery action that the driver
+/// requires.
 pub(crate) fn needs_reset(reading: &Reading) -> bool {
     match reading.source.as_str() {
         XID => matches!(xids::known(reading.code), Some((Class::Reset, _))),

@@ -119,8 +119,8 @@ fn as_nvml_writes_it(text: &str) -> Option<String> {
     (is_uuid && is_whole).then(|| format!("{prefix}{}{rest}", uuid.to_ascii_lowercase()))
 }
 
-/// The UUID of a GPU: its health, its marks and its processes have this key. A GPU that is not in MIG mode is a part as well,
-/// with the same UUID; a MIG instance is a part of a GPU.
+/// The UUID of a GPU: its health, its marks and its processes have this key. A GPU that is not in MIG mode is a part as
+/// well, with the same UUID; a MIG instance is a part of a GPU.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GpuId(PartId);
 

@@ -113,8 +113,8 @@ pub enum Command {
         /// Whether it ends even while its pod runs.
         force: bool,
     },
-    /// A policy module was uploaded and compiled. The record of a version that is known stays, with the new artifact and, as a
-    /// rule, the new signature.
+    /// A policy module was uploaded and compiled. The record of a version that is known stays, with the new artifact
+    /// and, as a rule, the new signature.
     RecordUpload(PolicyVersion),
     /// A stored version was compiled on this machine.
     RecordArtifact {
@@ -134,8 +134,8 @@ pub enum Command {
     },
     /// Activate a stack.
     Activate(Activation),
-    /// The configuration changed: new rules, with the offers that follow from them, in one turn. No reader sees the rules
-    /// with the offers of the former ones.
+    /// The configuration changed: new rules, with the offers that follow from them, in one turn. No reader sees the
+    /// rules with the offers of the former ones.
     SetRules {
         /// The rules.
         rules: Arc<Rules>,

@@ -237,8 +237,8 @@ fn add_keys(change: &Change, before: &Ledger, next: &Ledger, keys: &mut BTreeSet
         Change::PolicyDeleted(digest) => add(RecordKey::Policy(digest.clone())),
         Change::StackActivated(_) => {
             add(RecordKey::Stack);
-            // Health that was judged again is written with the stack that did so, or a crash would leave judgements of a
-            // policy that is gone.
+            // Health that was judged again is written with the stack that did so, or a crash would leave judgements of
+            // a policy that is gone.
             let health =
                 |ledger: &Ledger, gpu| ledger.gpus.get(gpu).map(|state| health_record(gpu, &state.health));
             let judged_again = next.gpus.keys().filter(|gpu| health(before, gpu) != health(next, gpu));

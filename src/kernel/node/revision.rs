@@ -1,4 +1,5 @@
-//! What a caller has read and relies on. A command under this condition is refused if the ledger has something else by now.
+//! What a caller has read and relies on. A command under this condition is refused if the ledger has something else by
+//! now.
 
 use crate::drain::marks::Marks;
 use crate::ids::names::GpuId;
@@ -32,8 +33,8 @@ impl Revision {
     /// command, so nothing comes between the check and the change: neither another caller, nor a tick or a scan.
     ///
     /// # Errors
-    /// [`Refusal::MarksChanged`], [`Refusal::StackChanged`] or [`Refusal::PolicyChanged`]; for a GPU or a version that is
-    /// gone, that it is not known.
+    /// [`Refusal::MarksChanged`], [`Refusal::StackChanged`] or [`Refusal::PolicyChanged`]; for a GPU or a version that
+    /// is gone, that it is not known.
     pub fn check(&self, ledger: &Ledger) -> Result<(), Refusal> {
         match self {
             Self::Marks { gpu, marks } => match ledger.gpus.get(gpu) {

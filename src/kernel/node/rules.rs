@@ -4,8 +4,8 @@ use crate::grants::history::HistoryLimit;
 use crate::ids::time::Timing;
 use crate::policy::version::TrustedKey;
 
-/// Settings of the rules. They are part of the ledger, so that a reader of a snapshot has the rules that its offers and grants
-/// obey. They are not stored: each start sets them from the configuration.
+/// Settings of the rules. They are part of the ledger, so that a reader of a snapshot has the rules that its offers and
+/// grants obey. They are not stored: each start sets them from the configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rules {
     /// Timeouts and intervals.

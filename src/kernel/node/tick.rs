@@ -32,8 +32,9 @@ pub(crate) fn changes(ledger: &Ledger, now: Now) -> Vec<Change> {
     changes
 }
 
-/// When [`Command::Tick`] changes this ledger next, monotonic milliseconds, if no other command changes it before; `None`
-/// if never. May be too early, but never too late, unless the wall clock is set: recorded deadlines of drains follow it.
+/// When [`Command::Tick`] changes this ledger next, monotonic milliseconds, if no other command changes it before;
+/// `None` if never. May be too early, but never too late, unless the wall clock is set: recorded deadlines of drains
+/// follow it.
 ///
 /// [`Command::Tick`]: crate::node::command::Command::Tick
 #[must_use]

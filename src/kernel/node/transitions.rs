@@ -1,5 +1,5 @@
-//! Transitions: what changed on the node from one ledger to a later one. The log, the event streams of the admin API and
-//! Kubernetes events all report the same transitions, each a part of them. Pure.
+//! Transitions: what changed on the node from one ledger to a later one. The log, the event streams of the admin API
+//! and Kubernetes events all report the same transitions, each a part of them. Pure.
 //!
 //! A change that is undone between two ledgers is not a transition, except for allocations: those that ended are in the
 //! history.
@@ -82,8 +82,8 @@ pub enum Transition {
     StrategyChanged(Option<Arc<str>>),
     /// Device nodes that containers need do not exist, with the remedy; or all exist again.
     NodesChanged(Option<Arc<str>>),
-    /// The free devices of a resource are withdrawn after repeated denials, at first for this time, milliseconds; or they are
-    /// listed again (`None`).
+    /// The free devices of a resource are withdrawn after repeated denials, at first for this time, milliseconds; or
+    /// they are listed again (`None`).
     ResourceWithdrawn(Resource, Option<u64>),
     /// A version of a policy was uploaded, or came with the daemon.
     PolicyAdded(Arc<PolicyVersion>),

@@ -7,8 +7,8 @@ use crate::ids::names::{DeviceId, Resource};
 use crate::sharing::offer::PartOffer;
 use std::fmt;
 
-/// Largest module of a policy, bytes. The largest measured, Python's, has 18.4 MB; those of compiled languages have less
-/// than 1 MB.
+/// Largest module of a policy, bytes. The largest measured, Python's, has 18.4 MB; those of compiled languages have
+/// less than 1 MB.
 pub const MODULE_BYTES_MAX: usize = 32 << 20;
 /// Most entries of a stack: at 60 us a call the median evaluation stays under 1 ms.
 pub const STACK_ENTRIES_MAX: usize = 16;

@@ -1,5 +1,5 @@
-//! The judgements of a policy are made again once an activation has removed or replaced the policy: the policy may have been
-//! wrong, and a state that only an operator can end would otherwise outlast it.
+//! The judgements of a policy are made again once an activation has removed or replaced the policy: the policy may have
+//! been wrong, and a state that only an operator can end would otherwise outlast it.
 
 use crate::hardware::gpu::Reading;
 use crate::hardware::judgement::{Judgement, TriagedReading, add};
@@ -9,7 +9,8 @@ use crate::node::ledger::Ledger;
 use crate::policy::decider::Decider;
 use crate::policy::stack::StackEntry;
 
-/// The readings that were judged by policies that are not in a stack of these entries, or are there with other parameters.
+/// The readings that were judged by policies that are not in a stack of these entries, or are there with other
+/// parameters.
 pub fn to_judge_again(ledger: &Ledger, entries: &[StackEntry]) -> Vec<Reading> {
     let judgements = ledger.gpus.values().flat_map(|gpu| &gpu.health.judgements);
     let outdated = judgements.filter(|judgement| is_outdated(ledger, judgement, entries));

@@ -1,8 +1,9 @@
 //! Environment variables that no policy may set, whatever its stack entry permits: those that load code into a process
 //! or change where code is found, that name the GPUs which a process sees, or that say who it is.
 //!
-//! A policy is less trusted than the pods: one that may set any variable would otherwise run its code in every container
-//! that gets a GPU. The names are from the documentation of each program; the words (`WORDS`) are for those to come.
+//! A policy is less trusted than the pods: one that may set any variable would otherwise run its code in every
+//! container that gets a GPU. The names are from the documentation of each program; the words (`WORDS`) are for those
+//! to come.
 
 /// Reserved names by kind: exact, or prefixes ending in `*`.
 const NAMES: [(&str, &str); 12] = [

@@ -1,5 +1,5 @@
-//! Decides what becomes of a policy version's record when it is uploaded, loaded, shipped with another release, or deleted,
-//! and whether it may be activated.
+//! Decides what becomes of a policy version's record when it is uploaded, loaded, shipped with another release, or
+//! deleted, and whether it may be activated.
 
 use crate::ids::names::Digest;
 use crate::node::change::Change;
@@ -42,9 +42,9 @@ pub(crate) fn record_artifact(
     Ok(update(known, PolicyVersion { artifact: artifact.clone(), ..PolicyVersion::clone(known) }))
 }
 
-/// The changes after a version was made callable at a start: the digest of its artifact, and the key that made its signature.
-/// An upload may have replaced the signature meanwhile; the key is then that of another signature. A version that was deleted
-/// meanwhile stays deleted.
+/// The changes after a version was made callable at a start: the digest of its artifact, and the key that made its
+/// signature. An upload may have replaced the signature meanwhile; the key is then that of another signature. A version
+/// that was deleted meanwhile stays deleted.
 pub(crate) fn record_loaded(ledger: &Ledger, loaded: &PolicyVersion) -> Vec<Change> {
     let Some(known) = ledger.policies.get(&loaded.digest) else { return Vec::new() };
     let mut recorded = PolicyVersion { artifact: loaded.artifact.clone(), ..PolicyVersion::clone(known) };

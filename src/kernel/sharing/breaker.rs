@@ -1,8 +1,9 @@
 //! Circuit breaker: a resource whose requests are denied repeatedly is withdrawn for a while, so that a
 //! controller that recreates refused pods does not flood the node.
 //!
-//! A withdrawal affects all tenants, and a policy may deny a request because of who sent it. Its denials of the pods of one
-//! namespace therefore never open the breaker, and those of pods that no source shows open it for the shortest pause only.
+//! A withdrawal affects all tenants, and a policy may deny a request because of who sent it. Its denials of the pods of
+//! one namespace therefore never open the breaker, and those of pods that no source shows open it for the shortest
+//! pause only.
 
 use crate::ids::time::{Now, Timing};
 use std::collections::BTreeSet;
@@ -28,8 +29,8 @@ pub struct Breaker {
     pub phase: Phase,
     /// Denials since the window began, except those of known namespaces.
     pub denials: u32,
-    /// The namespaces whose pods policies may have denied since the window began: one set for each denial that is counted.
-    /// No two sets share a namespace, so that their number is that of different namespaces with a denial.
+    /// The namespaces whose pods policies may have denied since the window began: one set for each denial that is
+    /// counted. No two sets share a namespace, so that their number is that of different namespaces with a denial.
     pub namespaces: Vec<BTreeSet<String>>,
     /// When the window began, monotonic milliseconds.
     pub window_mono_ms: u64,
@@ -118,8 +119,8 @@ pub fn after_tick(breaker: &Breaker, timing: &Timing, now: Now) -> Option<Option
         Phase::Open { .. } => {
             Some(Breaker { phase: Phase::HalfOpen, window_mono_ms: now.mono_ms, ..breaker.clone() })
         }
-        // No request arrived, perhaps because pods need more than the one listed device. All devices
-        // are listed again, and the next denial opens the breaker again, unless it is a policy's of pods of known namespaces.
+        // No request arrived, perhaps because pods need more than the one listed device. All devices are listed again,
+        // and the next denial opens the breaker again, unless it is a policy's of pods of known namespaces.
         Phase::HalfOpen => Some(Breaker {
             phase: Phase::Closed,
             denials: DENIALS_TO_OPEN - 1,

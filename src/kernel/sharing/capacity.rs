@@ -30,7 +30,8 @@ pub struct NotFree {
     pub gpu: Option<GpuId>,
 }
 
-/// Why a device of this part, which is not held and which [`crate::sharing::listing::listing`] shows Unhealthy, cannot be granted.
+/// Why a device of this part, which is not held and which [`crate::sharing::listing::listing`] shows Unhealthy, cannot
+/// be granted.
 #[must_use]
 pub fn why_not_free(ledger: &Ledger, part: &PartState, resource: &Resource, device: &Device) -> NotFree {
     use NotFreeState::{Cordoned, Unhealthy, Withdrawn};

@@ -138,8 +138,8 @@ pub fn reoffer(
     }))
 }
 
-/// When a device may leave the list, monotonic milliseconds: unoffered and unheld for long enough, and not named by a recent
-/// Allocate, since the kubelet looks up the id after the reply (I10). `None` while it is offered or held.
+/// When a device may leave the list, monotonic milliseconds: unoffered and unheld for long enough, and not named by a
+/// recent Allocate, since the kubelet looks up the id after the reply (I10). `None` while it is offered or held.
 #[must_use]
 pub fn delisting_due(device: &Device, timing: &Timing) -> Option<u64> {
     let DeviceState::Retiring { since_mono_ms } = device.state else {

@@ -88,8 +88,8 @@ impl Plugin {
         self.socket.as_ref().is_some_and(Socket::is_in_place)
     }
 
-    /// Handles the end of the kubelet's stream. Several ends soon after Register need a cause, which may be another plugin
-    /// for the same resource.
+    /// Handles the end of the kubelet's stream. Several ends soon after Register need a cause, which may be another
+    /// plugin for the same resource.
     pub(super) async fn handle_loss(&mut self, since: Instant) {
         let waits = self.settings.waits.clone();
         let kubelet = self.folder_state.borrow().kubelet.ok();
@@ -137,8 +137,8 @@ impl Plugin {
         tokio::task::spawn_blocking(move || find(&search)).await.ok().flatten()
     }
 
-    /// Publishes what shows another plugin, and waits until nothing shows one any more, kubelet.sock is replaced, or the
-    /// longest pause has passed.
+    /// Publishes what shows another plugin, and waits until nothing shows one any more, kubelet.sock is replaced, or
+    /// the longest pause has passed.
     pub(super) async fn wait_while_contested(&mut self, kubelet: FileId, evidence: String) {
         let waits = self.settings.waits.clone();
         let end = Instant::now() + waits.contested_pause;

@@ -33,7 +33,8 @@ const PENDING_BYTES: usize = 64 * 1024;
 /// Decisions in memory: the API's default page of 50, one more, and some spare. At most about 4 KiB each,
 /// so 256 KiB.
 const RECENT_MAX: usize = 64;
-/// Free bytes on the disk from which on decisions are written: on a disk with less, the store and other programs need them.
+/// Free bytes on the disk from which on decisions are written: on a disk with less, the store and other programs need
+/// them.
 const FREE_BYTES_MIN: u64 = 16 * 1024 * 1024;
 /// Most bytes of the files that one scan reads: some tens of milliseconds.
 const SCAN_BYTES: u64 = 4 * SEGMENT_BYTES;
@@ -170,8 +171,8 @@ impl FileJournal {
         Ok(seq)
     }
 
-    /// Writes the pending frames; on an error they are lost. They also are while the disk is nearly full, so that the record
-    /// takes no room that the store needs; older files stay.
+    /// Writes the pending frames; on an error they are lost. They also are while the disk is nearly full, so that the
+    /// record takes no room that the store needs; older files stay.
     fn write(&self, state: &mut State) -> Result<(), JournalError> {
         if state.pending.is_empty() {
             return Ok(());

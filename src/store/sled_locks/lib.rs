@@ -1,8 +1,8 @@
 //! The locks of sled 0.34: those of `parking_lot` 0.12, under the name and version that sled requires.
 //!
-//! sled writes its log on seven threads that share one queue. With `parking_lot` 0.11 each of them wakes up once a second
-//! while there is nothing to do, and every piece of work wakes all seven, of which one finds it. Both waits are those of
-//! the queue's [`Condvar`], the only one in sled that waits until a point in time ([`Condvar::wait_until`]).
+//! sled writes its log on seven threads that share one queue. With `parking_lot` 0.11 each of them wakes up once a
+//! second while there is nothing to do, and every piece of work wakes all seven, of which one finds it. Both waits are
+//! those of the queue's [`Condvar`], the only one in sled that waits until a point in time ([`Condvar::wait_until`]).
 
 pub use parking_lot_0_12::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard, WaitTimeoutResult};
 
@@ -56,8 +56,8 @@ impl Condvar {
     /// Wakes all threads; of a queue only one, since sled calls this once for each piece of work, and a thread that has
     /// finished one looks for the next before it waits.
     pub fn notify_all(&self) -> usize {
-        // A thread sets the flag under the queue's lock before it waits, and sled adds work under the same lock before it
-        // notifies: while the flag still looks unset, no thread waits.
+        // A thread sets the flag under the queue's lock before it waits, and sled adds work under the same lock before
+        // it notifies: while the flag still looks unset, no thread waits.
         match self.is_queue.load(Ordering::Relaxed) {
             true => usize::from(self.inner.notify_one()),
             false => self.inner.notify_all(),

@@ -39,8 +39,8 @@ const EMPTY_STORE: &str = r#"{"berthState":1,"recordFormat":2,"records":1}
 {"kind":"meta","value":{"store":1592590337,"next":0}}
 "#;
 
-/// From a pod's arrival at the kubelet to its Allocate call: long enough that the daemon knows the pod then, so that rules
-/// about pods apply to it.
+/// From a pod's arrival at the kubelet to its Allocate call: long enough that the daemon knows the pod then, so that
+/// rules about pods apply to it.
 const ADMISSION_WAIT: Duration = Duration::from_secs(1);
 
 /// Berth with simulated GPUs and a stand-in kubelet.

@@ -148,8 +148,8 @@ async fn keep_busy(node: &Node, work: &mut Workload) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Sets the memory in use of each GPU, and the number of its processes: those of the pods on it. The memory goes up and down,
-/// so that graphs have something to show.
+/// Sets the memory in use of each GPU, and the number of its processes: those of the pods on it. The memory goes up and
+/// down, so that graphs have something to show.
 async fn move_load(node: &Node, turn: u64) -> anyhow::Result<()> {
     let gpus = node.api.get("/gpus").await?;
     let held: Vec<String> =

@@ -2,12 +2,13 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Something that happened to a GPU. An event set gets every event of its GPUs with a higher `seq` than any that stood in the
-/// file when the set was created, once.
+/// Something that happened to a GPU. An event set gets every event of its GPUs with a higher `seq` than any that stood
+/// in the file when the set was created, once.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Event {
-    /// Sequence number: unique in the file, and larger than that of every earlier event, also of those since removed from the file.
+    /// Sequence number: unique in the file, and larger than that of every earlier event, also of those since removed
+    /// from the file.
     pub seq: u64,
     /// UUID of the GPU.
     pub gpu: String,

@@ -8,8 +8,8 @@ use crate::code::Code;
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Fault {
-    /// Symbol name as programs look it up (`nvmlDeviceGetMemoryInfo_v2`), or with `*` at its end to match every symbol that
-    /// starts so: `nvmlDeviceGetMemoryInfo*`, `*`.
+    /// Symbol name as programs look it up (`nvmlDeviceGetMemoryInfo_v2`), or with `*` at its end to match every symbol
+    /// that starts so: `nvmlDeviceGetMemoryInfo*`, `*`.
     pub call: String,
     /// UUID of the GPU (or MIG device) that the call must name; absent: any call of the symbol.
     #[serde(default, skip_serializing_if = "Option::is_none")]

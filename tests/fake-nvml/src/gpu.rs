@@ -37,7 +37,8 @@ pub struct Gpu {
     /// NUMA node of the CPU nearest to the GPU (`nvmlDeviceGetMemoryAffinity`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub numa_node: Option<u32>,
-    /// NUMA node that the GPU's own memory is, where the platform has such (`nvmlDeviceGetNumaNodeId`, for example GH200).
+    /// NUMA node that the GPU's own memory is, where the platform has such (`nvmlDeviceGetNumaNodeId`, for example
+    /// GH200).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_numa_node: Option<u32>,
     /// CUDA compute capability, major and minor.

@@ -29,8 +29,9 @@ pub enum InstallError {
     State(#[from] StateError),
 }
 
-/// The built `libfake_nvml.so`, found beside the running binary: cargo leaves it in `target/<profile>/deps` when this crate is a
-/// dev-dependency and in `target/<profile>` when it is built itself; test binaries lie in `deps`, examples in `examples`.
+/// The built `libfake_nvml.so`, found beside the running binary: cargo leaves it in `target/<profile>/deps` when this
+/// crate is a dev-dependency and in `target/<profile>` when it is built itself; test binaries lie in `deps`, examples
+/// in `examples`.
 ///
 /// # Errors
 /// If it is in none of these folders.

@@ -1,11 +1,11 @@
 //! A fake `libnvidia-ml.so.1`, driven by a file that may change while it runs.
 //!
-//! The `cdylib` has NVML's C ABI: any program that opens NVML by name can use it, for example through nvml-wrapper or go-nvml.
-//! It shows the GPUs, links, processes, counters and events of a *state file*, and looks at that file on every call, so that a
-//! change is seen by the next call. The file is named by the environment variable `FAKE_NVML_CONFIG`; if that is not set it
-//! is `fake-nvml.json` in the folder of the library. Without a good file `nvmlInit` answers `DRIVER_NOT_LOADED` and says why on
-//! stderr. If the file turns bad later, the last good state stays and one line on stderr says so; if it is removed,
-//! the last good state stays, and nothing is printed.
+//! The `cdylib` has NVML's C ABI: any program that opens NVML by name can use it, for example through nvml-wrapper or
+//! go-nvml. It shows the GPUs, links, processes, counters and events of a *state file*, and looks at that file on every
+//! call, so that a change is seen by the next call. The file is named by the environment variable `FAKE_NVML_CONFIG`;
+//! if that is not set it is `fake-nvml.json` in the folder of the library. Without a good file `nvmlInit` answers
+//! `DRIVER_NOT_LOADED` and says why on stderr. If the file turns bad later, the last good state stays and one line on
+//! stderr says so; if it is removed, the last good state stays, and nothing is printed.
 //!
 //! The `rlib` is for tests in Rust: [`State`] is the file as a value, with machines to start from ([`State::h100`] and
 //! others), and [`Installed`] puts a copy of the library and a state into a folder.
@@ -27,8 +27,8 @@
 //!
 //! # The state file
 //!
-//! JSON. Unknown names are refused. Write a new file next to the old one and rename it into place (as [`State::write`] does), so that
-//! no call reads half of it. Everything that can stand in it:
+//! JSON. Unknown names are refused. Write a new file next to the old one and rename it into place (as [`State::write`]
+//! does), so that no call reads half of it. Everything that can stand in it:
 //!
 //! ```
 //! # let text = r#"
@@ -118,10 +118,11 @@
 //! # std::fs::remove_file(&folder).unwrap();
 //! ```
 //!
-//! Levels are `internal`, `single`, `multiple`, `hostbridge`, `node`, `system`; recovery actions `none`, `gpu_reset`, `node_reboot`,
-//! `drain_p2p`, `drain_and_reset`, `recover_imex`, `bus_reset`, `system_reboot`; event kinds `xid`, `single_bit_ecc`, `double_bit_ecc`, `recovery_action`; codes as in `nvml.h` without
-//! `NVML_ERROR_`. The first fault that matches a call counts; one that hangs lets go when it leaves the file, and other calls go
-//! on meanwhile. A GPU that is `lost`, or that leaves the list, answers `GPU_IS_LOST` to every call.
+//! Levels are `internal`, `single`, `multiple`, `hostbridge`, `node`, `system`; recovery actions `none`, `gpu_reset`,
+//! `node_reboot`, `drain_p2p`, `drain_and_reset`, `recover_imex`, `bus_reset`, `system_reboot`; event kinds `xid`,
+//! `single_bit_ecc`, `double_bit_ecc`, `recovery_action`; codes as in `nvml.h` without `NVML_ERROR_`. The first fault
+//! that matches a call counts; one that hangs lets go when it leaves the file, and other calls go on meanwhile. A GPU
+//! that is `lost`, or that leaves the list, answers `GPU_IS_LOST` to every call.
 //!
 //! # What it does not do
 //!

@@ -15,7 +15,8 @@ use crate::gpu::{Gpu, RecoveryAction, pci_address};
 use crate::instance::Profile;
 use crate::link::{Level, NvLink, Pair, Remote};
 
-/// The largest state file that is read, in bytes. Sixteen GPUs with 18 links and a hundred processes each take about 200 KiB.
+/// The largest state file that is read, in bytes. Sixteen GPUs with 18 links and a hundred processes each take about
+/// 200 KiB.
 const FILE_BYTES_MAX: u64 = 16 * 1024 * 1024;
 
 /// `NVML_DEVICE_UUID_BUFFER_SIZE` less the terminating NUL.
@@ -33,7 +34,8 @@ pub struct State {
     pub cuda_version: u32,
     /// The GPUs; a GPU's index is its position.
     pub gpus: Vec<Gpu>,
-    /// GPUs that join the list after `nvmlInit` are shown only after the next one, as with a real driver. By default at once.
+    /// GPUs that join the list after `nvmlInit` are shown only after the next one, as with a real driver. By default at
+    /// once.
     #[serde(default, skip_serializing_if = "is_false")]
     pub counts_at_init: bool,
     /// The event types that every GPU supports (`nvmlDeviceGetSupportedEventTypes`); by default all that the fake has.
@@ -159,7 +161,8 @@ impl State {
         Ok(state)
     }
 
-    /// Writes the state beside `path` and renames it into place, so that a reader sees the old state or the new one, whole.
+    /// Writes the state beside `path` and renames it into place, so that a reader sees the old state or the new one,
+    /// whole.
     ///
     /// # Errors
     /// If the state contradicts itself or the file cannot be written; the old file then stays.
@@ -173,8 +176,8 @@ impl State {
         let beside = path.with_extension(format!("new-{}-{turn}", std::process::id()));
         let written = File::create(&beside).and_then(|mut file| {
             file.write_all(&text)?;
-            // A kernel may stamp two writes within one tick alike, and inode numbers are used again: a time of our own, exact
-            // to the nanosecond, makes sure that every write is seen as a change.
+            // A kernel may stamp two writes within one tick alike, and inode numbers are used again: a time of our own,
+            // exact to the nanosecond, makes sure that every write is seen as a change.
             file.set_modified(SystemTime::now())?;
             fs::rename(&beside, path)
         });

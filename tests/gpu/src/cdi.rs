@@ -1,4 +1,5 @@
-//! Step 6: the CDI spec that Berth makes of this machine, compared with NVIDIA's, and tried in a root folder of its own.
+//! Step 6: the CDI spec that Berth makes of this machine, compared with NVIDIA's, and tried in a root folder of its
+//! own.
 
 use crate::check::{Check, skip};
 use crate::child;
@@ -18,8 +19,8 @@ const OWN_SPEC: &str = "berth-gpu.json";
 const WRITTEN_MAX: Duration = Duration::from_secs(30);
 const INTERVAL: Duration = Duration::from_millis(50);
 
-/// Step 6: every host path of the spec exists; NVIDIA's own spec, if nvidia-ctk is there, has nothing that is missing; and
-/// as root, CUDA works in a root folder with nothing but the spec.
+/// Step 6: every host path of the spec exists; NVIDIA's own spec, if nvidia-ctk is there, has nothing that is missing;
+/// and as root, CUDA works in a root folder with nothing but the spec.
 pub(crate) fn check(check: &Check) -> anyhow::Result<()> {
     if !check.has_command("cdi") {
         return Err(skip("this berth has no `cdi check`"));

@@ -1,5 +1,5 @@
-//! The steps, one after the other: each on a thread of its own with a time limit, so that a failed or hung step stops no
-//! other.
+//! The steps, one after the other: each on a thread of its own with a time limit, so that a failed or hung step stops
+//! no other.
 
 use crate::nvml::Gpu;
 use anyhow::{Context as _, ensure};

@@ -1,5 +1,5 @@
-//! This program again, for work that must not be in the checking process: an open library keeps the driver busy, a fault of
-//! CUDA lasts as long as its process, and a hung call cannot be ended.
+//! This program again, for work that must not be in the checking process: an open library keeps the driver busy, a
+//! fault of CUDA lasts as long as its process, and a hung call cannot be ended.
 #![allow(unsafe_code, reason = "what a child does before it becomes another program")]
 
 use anyhow::{Context as _, ensure};
@@ -12,8 +12,8 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 /// Longest part of a program's errors that is shown, bytes.
 const ERRORS_BYTES: usize = 2000;
 
-/// Makes the child end with the thread that starts it, also if that thread is killed, so that nothing is left running on
-/// the machine.
+/// Makes the child end with the thread that starts it, also if that thread is killed, so that nothing is left running
+/// on the machine.
 pub(crate) fn ends_with_this_thread(command: &mut Command) {
     // SAFETY: one system call, which may be made between fork and exec.
     unsafe {

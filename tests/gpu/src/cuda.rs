@@ -1,5 +1,5 @@
-//! CUDA by the driver library alone, without a toolkit: `libcuda.so.1` is opened by name, and the kernels are text that the
-//! driver compiles (PTX). Each use is a process of its own.
+//! CUDA by the driver library alone, without a toolkit: `libcuda.so.1` is opened by name, and the kernels are text that
+//! the driver compiles (PTX). Each use is a process of its own.
 #![allow(unsafe_code, reason = "calls of CUDA's driver API through the symbol table")]
 
 use anyhow::{Context as _, bail, ensure};

@@ -69,8 +69,8 @@ pub(crate) fn read_nvml(check: &Check) -> anyhow::Result<nvml::Report> {
     nvml::read_in_child(&library)
 }
 
-/// The NVML library: the given one, else the one that `berth node check` finds, which knows more folders than the dynamic
-/// loader.
+/// The NVML library: the given one, else the one that `berth node check` finds, which knows more folders than the
+/// dynamic loader.
 pub(crate) fn library(check: &Check) -> PathBuf {
     let find = || {
         let line = node_check_lines(check).ok()?.into_iter().find(|line| line["check"] == "GPUs")?;
@@ -99,8 +99,8 @@ fn node_check_lines(check: &Check) -> anyhow::Result<Vec<Value>> {
         .with_context(|| format!("berth node check: {}", String::from_utf8_lossy(&output.stderr).trim()))
 }
 
-/// Step 1: `berth node check` finds the library, all GPUs, and the version that the kernel module has. How long NVML takes
-/// is measured first, as long as nothing has started the GPU.
+/// Step 1: `berth node check` finds the library, all GPUs, and the version that the kernel module has. How long NVML
+/// takes is measured first, as long as nothing has started the GPU.
 pub(crate) fn node_check(check: &Check) -> anyhow::Result<()> {
     let report = read_nvml(check)?;
     check.record.figure("open_ms", round(report.open_ms));
@@ -137,8 +137,8 @@ pub(crate) fn node_check(check: &Check) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Step 2: what the daemon shows of each GPU is what nvidia-smi, `/proc` and sysfs show; and each NVML call with its code
-/// and duration, also as a fixture of the fake.
+/// Step 2: what the daemon shows of each GPU is what nvidia-smi, `/proc` and sysfs show; and each NVML call with its
+/// code and duration, also as a fixture of the fake.
 pub(crate) fn facts(check: &Check) -> anyhow::Result<()> {
     let report = read_nvml(check)?;
     check.record.figure("calls", json!(report.calls));

@@ -1,5 +1,5 @@
-//! Steps with work on the GPU: a process that holds memory, an error of an application, and CUDA processes that start one
-//! after the other. With the fake NVML its state file simulates them.
+//! Steps with work on the GPU: a process that holds memory, an error of an application, and CUDA processes that start
+//! one after the other. With the fake NVML its state file simulates them.
 
 use crate::check::{Check, skip};
 use crate::child::Running;

@@ -59,8 +59,8 @@ pub(crate) fn driver_version() -> Option<String> {
     parse_driver_version(&fs::read_to_string("/proc/driver/nvidia/version").ok()?)
 }
 
-/// The version in `/proc/driver/nvidia/version`: the first word of the line `NVRM version:` that begins with a digit and
-/// has a dot.
+/// The version in `/proc/driver/nvidia/version`: the first word of the line `NVRM version:` that begins with a digit
+/// and has a dot.
 fn parse_driver_version(text: &str) -> Option<String> {
     let line = text.lines().find_map(|line| line.strip_prefix("NVRM version:"))?;
     let is_version = |word: &&str| word.starts_with(|c: char| c.is_ascii_digit()) && word.contains('.');
@@ -157,8 +157,8 @@ pub(crate) fn open_files(pid: u32, is_wanted: impl Fn(&Path) -> bool) -> Vec<Str
 mod tests {
     use super::*;
 
-    /// Written by hand after the format that `nvidia-smi --help-query-gpu` and NVIDIA's page "Useful nvidia-smi Queries"
-    /// describe; the second GPU as one in MIG mode that reports no memory.
+    /// Written by hand after the format that `nvidia-smi --help-query-gpu` and NVIDIA's page "Useful nvidia-smi
+    /// Queries" describe; the second GPU as one in MIG mode that reports no memory.
     const SMI: &str = "\
 0, GPU-8a56a4bc-e184-a047-2620-be19fdf913d5, 00000000:65:00.0, 81559, 580.159.04
 1, GPU-0c3d9c5a-6f5e-5a7e-b0a4-4a1f4a0e9d21, 00000000:A5:00.0, [N/A], 580.159.04
@@ -177,8 +177,8 @@ mod tests {
 
     #[test]
     fn the_driver_version_is_found_for_both_kinds_of_kernel_module() {
-        // The forms of the proprietary and of the open kernel modules (`kernel-open/nvidia/nv-procfs.c`, and the version
-        // strings of `src/common/inc/nvUnixVersion.h`).
+        // The forms of the proprietary and of the open kernel modules (`kernel-open/nvidia/nv-procfs.c`, and the
+        // version strings of `src/common/inc/nvUnixVersion.h`).
         let closed = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.183.01  Sun May 12 19:39:15 UTC 2024\nGCC version:  gcc 11\n";
         let open = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build  (root@build)  Thu Jan 1\n";
         assert_eq!(parse_driver_version(closed).as_deref(), Some("535.183.01"));

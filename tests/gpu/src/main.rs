@@ -2,7 +2,8 @@
 //! each step asserts.
 //!
 //! It changes no setting of a GPU and never resets one; it reads them before and after. The daemon is the real one; the
-//! kubelet is the stand-in of the tests. Against the fake NVML (`--nvml`, `--fake-state`) the same steps run without a GPU.
+//! kubelet is the stand-in of the tests. Against the fake NVML (`--nvml`, `--fake-state`) the same steps run without a
+//! GPU.
 
 // The output is for people.
 #![allow(clippy::print_stdout)]

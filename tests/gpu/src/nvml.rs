@@ -1,4 +1,5 @@
-//! Makes the NVML calls that Berth makes, and a few more, once each, and records what each answered and how long it took.
+//! Makes the NVML calls that Berth makes, and a few more, once each, and records what each answered and how long it
+//! took.
 //!
 //! Runs in a process of its own: an open library keeps the driver busy, and the first handle after a while without any
 //! client is what starts a GPU.
@@ -168,8 +169,8 @@ fn text_of(buffer: &[c_char]) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// `call!(recorder, lib, name(arguments))`: whether it succeeded. The arguments are valid for the call: handles come from
-/// NVML and are used before `nvmlShutdown`, pointers lead to values of this frame.
+/// `call!(recorder, lib, name(arguments))`: whether it succeeded. The arguments are valid for the call: handles come
+/// from NVML and are used before `nvmlShutdown`, pointers lead to values of this frame.
 macro_rules! call {
     ($recorder:expr, $lib:expr, $name:ident($($argument:expr),*)) => { call!($recorder, $lib, None, $name($($argument),*)) };
     ($recorder:expr, $lib:expr, $at:expr, $name:ident($($argument:expr),*)) => {

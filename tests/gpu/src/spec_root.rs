@@ -1,6 +1,6 @@
 //! A root folder that holds what a CDI spec names, and of the driver nothing else: where CUDA works in it, a container
-//! runtime that follows the spec gives a container all that it needs. In a mount namespace of its own, which ends with the
-//! process.
+//! runtime that follows the spec gives a container all that it needs. In a mount namespace of its own, which ends with
+//! the process.
 #![allow(unsafe_code, reason = "mounts and chroot are system calls of the C library")]
 
 use crate::cuda;

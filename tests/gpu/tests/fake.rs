@@ -1,4 +1,5 @@
-//! The whole check against the fake NVML, whose state file simulates processes and errors; CUDA and a CDI spec need a driver.
+//! The whole check against the fake NVML, whose state file simulates processes and errors; CUDA and a CDI spec need a
+//! driver.
 
 #![allow(clippy::unwrap_used, reason = "clippy.toml allows it in tests, but not in their helpers")]
 

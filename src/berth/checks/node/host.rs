@@ -1,5 +1,5 @@
-//! The node itself: driver, container runtime with its CDI specifications; and what the configuration offers of its GPUs:
-//! the MIG strategy, and the MPS daemons of resources.
+//! The node itself: driver, container runtime with its CDI specifications; and what the configuration offers of its
+//! GPUs: the MIG strategy, and the MPS daemons of resources.
 
 use super::line::Line;
 use crate::config::{Config, GpuSource};

@@ -1,8 +1,8 @@
 //! The kubelet's folders, sockets and checkpoint.
 //!
 //! A kubelet has two folders that one path cannot name: `device-plugins` is in /var/lib/kubelet whatever its settings,
-//! `pod-resources` in its `--root-dir`. Where the configured one is not the kubelet's, `/proc/net/unix` has the right one,
-//! also of a kubelet inside another program.
+//! `pod-resources` in its `--root-dir`. Where the configured one is not the kubelet's, `/proc/net/unix` has the right
+//! one, also of a kubelet inside another program.
 
 use super::line::{Level, Line};
 use crate::config::Config;
@@ -71,8 +71,8 @@ pub(super) fn all(config: &Config) -> [Line; 4] {
     ]
 }
 
-/// The paths of the sockets on which processes of the node listen, as far as this process sees them: all with the host's
-/// network or PID namespace, none of others' else.
+/// The paths of the sockets on which processes of the node listen, as far as this process sees them: all with the
+/// host's network or PID namespace, none of others' else.
 fn listening_sockets(proc_root: &Path) -> Vec<PathBuf> {
     /// The flag `__SO_ACCEPTCON`.
     const LISTENS: u32 = 0x10000;

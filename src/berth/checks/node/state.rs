@@ -1,5 +1,5 @@
-//! The state folder (space, permissions, the token, use by another daemon), and the ports of the listeners, which a daemon
-//! that already runs with this configuration may use.
+//! The state folder (space, permissions, the token, use by another daemon), and the ports of the listeners, which a
+//! daemon that already runs with this configuration may use.
 
 use super::line::Line;
 use crate::config::Config;
@@ -18,8 +18,8 @@ const CHECK: &str = "state folder";
 /// Free space below which a warning is due: the store takes up to about 20 MiB, a policy with its compiled form up to
 /// about 100 MiB.
 const FREE_BYTES_MIN: u64 = 256 * 1024 * 1024;
-/// Free space below which the daemon may not start or records nothing: an empty store takes 2 MiB and keeps 4 MiB free in its
-/// own file.
+/// Free space below which the daemon may not start or records nothing: an empty store takes 2 MiB and keeps 4 MiB free
+/// in its own file.
 const FREE_BYTES_START: u64 = 6 * 1024 * 1024;
 /// The fix for an unusable folder.
 const UNWRITABLE_HINT: &str = "make it writable, or choose another with --state-dir";
@@ -133,8 +133,8 @@ fn node(config: &Config, url: String) -> Option<Node> {
     Client::new(&args).and_then(|client| client.get::<Node>("/node")).ok()
 }
 
-/// The running daemon's checks of its registrations, and of whether allocations of ended pods can end; none if no daemon
-/// answers without TLS.
+/// The running daemon's checks of its registrations, and of whether allocations of ended pods can end; none if no
+/// daemon answers without TLS.
 pub(super) fn running(config: &Config) -> Vec<Line> {
     let Some(node) = url(config).and_then(|url| node(config, url)) else {
         return Vec::new();

@@ -1,5 +1,5 @@
-//! Reads an NVIDIA file as NVIDIA's parser does (keys in any case, text from any scalar), and drafts the Berth file, with
-//! comments for settings without an equal.
+//! Reads an NVIDIA file as NVIDIA's parser does (keys in any case, text from any scalar), and drafts the Berth file,
+//! with comments for settings without an equal.
 
 use crate::config::file::FileConfig;
 use berth_files::yaml::{Document, LeftOut, Problems};

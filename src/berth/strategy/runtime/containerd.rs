@@ -1,5 +1,5 @@
-//! containerd: its file, the files that this imports, and what each series of versions makes of them. The series differ in how
-//! they move settings of older files to the names of newer ones, so one set of files can have several meanings.
+//! containerd: its file, the files that this imports, and what each series of versions makes of them. The series differ
+//! in how they move settings of older files to the names of newer ones, so one set of files can have several meanings.
 //! `tests/runtimes` holds this to the programs' own answers.
 
 use super::programs::Version;
@@ -79,8 +79,8 @@ struct Settings {
     program: String,
 }
 
-/// What a containerd with this file makes of it. `versions` are those that run with it, as far as they are known. `None` if
-/// there is no such file, or it serves no kubelet.
+/// What a containerd with this file makes of it. `versions` are those that run with it, as far as they are known.
+/// `None` if there is no such file, or it serves no kubelet.
 pub(super) fn read(file: &Path, root: &Path, versions: &[Version]) -> Option<Runtime> {
     let path = under(root, file);
     // A containerd that runs without its file has its defaults.
@@ -123,7 +123,8 @@ pub(super) fn read(file: &Path, root: &Path, versions: &[Version]) -> Option<Run
     Some(runtime(shown.clone(), cdi, fix, default(&works, &shown)))
 }
 
-/// A containerd whose files Berth does not find, as in a pod that does not mount them: its defaults are likely, no more.
+/// A containerd whose files Berth does not find, as in a pod that does not mount them: its defaults are likely, no
+/// more.
 pub(super) fn without_file(version: Version) -> Runtime {
     let unknown =
         || "the configuration of containerd was not found (containerRuntime.configFiles)".to_owned();
@@ -211,8 +212,8 @@ fn default(works: &[(Series, &Settings)], shown: &str) -> Result<DefaultRuntime,
     })
 }
 
-/// The files in the order in which containerd merges them, later ones over earlier ones: the root file, what it imports, what
-/// that imports (containerd, `cmd/containerd/server/config/config.go`).
+/// The files in the order in which containerd merges them, later ones over earlier ones: the root file, what it
+/// imports, what that imports (containerd, `cmd/containerd/server/config/config.go`).
 fn read_files(path: &Path, root: &Path) -> Result<Vec<Table>, String> {
     let mut files = Vec::new();
     let mut seen = BTreeSet::new();

@@ -9,8 +9,8 @@ use toml::{Table, Value};
 /// The first minor version of CRI-O 1.x whose default runtime is crun; it was runc before.
 const CRUN_MINOR: u32 = 31;
 
-/// What a CRI-O with this file makes of it; `None` if neither the file nor a drop-in exists. CDI is on from 1.23 on, which is
-/// older than any kubelet that Berth supports.
+/// What a CRI-O with this file makes of it; `None` if neither the file nor a drop-in exists. CDI is on from 1.23 on,
+/// which is older than any kubelet that Berth supports.
 pub(super) fn read(file: &Path, root: &Path, version: Option<Version>) -> Option<Runtime> {
     let path = under(root, file);
     let mut files: Vec<PathBuf> = path.is_file().then(|| path.clone()).into_iter().collect();
@@ -71,8 +71,8 @@ fn drop_ins(folder: &Path, files: &mut Vec<PathBuf>) {
     }
 }
 
-/// `[crio.runtime]` of these files. Each key of a later file replaces that of an earlier one, and a runtime is replaced as a
-/// whole.
+/// `[crio.runtime]` of these files. Each key of a later file replaces that of an earlier one, and a runtime is replaced
+/// as a whole.
 fn merged(files: &[PathBuf]) -> Result<Table, String> {
     let mut merged = Table::new();
     for file in files {

@@ -6,8 +6,8 @@ use berth_kubelet::{Cdi, Runtime};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
-/// The first version of Docker with CDI, which had to be turned on (`features.cdi`), and the first that has it on unless it is
-/// turned off (moby, `daemon/command/daemon.go`, `cdiEnabled`).
+/// The first version of Docker with CDI, which had to be turned on (`features.cdi`), and the first that has it on
+/// unless it is turned off (moby, `daemon/command/daemon.go`, `cdiEnabled`).
 const FIRST: Version = Version { major: 25, minor: 0, patch: 0 };
 const FIRST_BY_DEFAULT: Version = Version { major: 28, minor: 2, patch: 0 };
 /// The last release of cri-dockerd that leaves out the CDI devices of a pod (cri-dockerd, `core/container_create.go`).
@@ -16,7 +16,8 @@ const LAST_WITHOUT: Version = Version { major: 0, minor: 4, patch: 3 };
 const RUNTIME_FIX: &str =
     "use containerd or CRI-O, since released versions of cri-dockerd (up to 0.4.3) pass no CDI devices";
 
-/// What Docker with this file does; `None` if there is no such file. `version`: that of Docker, if the node object shows it.
+/// What Docker with this file does; `None` if there is no such file. `version`: that of Docker, if the node object
+/// shows it.
 pub(super) fn read(
     file: &Path,
     root: &Path,

@@ -1,8 +1,9 @@
 //! The programs of container runtimes that run on this node, and their versions.
 //!
-//! A version is what the running program itself answers to `--version`, since the file at its path may be newer than the
-//! process. Berth runs as root, so it starts only what root runs here already: programs of root's processes in Berth's own
-//! mount namespace, from files that only root can change. In a pod there are none, and the node object shows the version.
+//! A version is what the running program itself answers to `--version`, since the file at its path may be newer than
+//! the process. Berth runs as root, so it starts only what root runs here already: programs of root's processes in
+//! Berth's own mount namespace, from files that only root can change. In a pod there are none, and the node object
+//! shows the version.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -123,8 +123,8 @@ fn i9_of_a_stack_whose_time_is_used_up_the_slowest_entry_is_blamed() {
         let answer = case.admit();
         let took = began.elapsed();
         let is_b_called = case.policies.calls.lock().len() > 1;
-        // In such a short evaluation b took longer than the others together. On a busy machine another policy may be the
-        // slowest, and the test evaluates again.
+        // In such a short evaluation b took longer than the others together. On a busy machine another policy may be
+        // the slowest, and the test evaluates again.
         if is_b_called && took < Duration::from_millis(2 * 900) {
             break (case, answer);
         }

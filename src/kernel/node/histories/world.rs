@@ -372,8 +372,8 @@ impl World {
         held.any(|held| held.name == name) || self.without_gpu.iter().any(|(_, known)| known == name)
     }
 
-    /// A policy denies a request, or fails. All pods of a history are of one namespace, so that denials of pods that a source
-    /// shows withdraw nothing.
+    /// A policy denies a request, or fails. All pods of a history are of one namespace, so that denials of pods that a
+    /// source shows withdraw nothing.
     fn deny(&mut self, resource: &Resource, device: usize, fails: bool) {
         if self.ledger.stack.entries.is_empty() {
             self.activate(1);

@@ -1,14 +1,15 @@
 //! The rest of `nvml.h`: symbols that are there, and answer `NOT_SUPPORTED`.
 //!
-//! A program that binds symbols lazily (go-nvml does) would be ended by the dynamic linker at the call of a missing one.
+//! A program that binds symbols lazily (go-nvml does) would be ended by the dynamic linker at the call of a missing
+//! one.
 
 use std::ffi::c_uint;
 
 use crate::code::Code;
 use crate::runtime::call;
 
-/// The arguments are left out on purpose: in the C calling conventions of Linux the caller cleans up, so a function may be
-/// called with arguments that it does not look at.
+/// The arguments are left out on purpose: in the C calling conventions of Linux the caller cleans up, so a function may
+/// be called with arguments that it does not look at.
 macro_rules! absent {
     ($($name:ident)*) => {
         $(#[unsafe(no_mangle)]

@@ -1,7 +1,7 @@
 //! The exported functions, named, numbered and laid out as in `nvml.h` (API 13). Facts come from that header.
 //!
-//! They are not `unsafe` to Rust, because Rust never calls them: the promises that a C caller makes about its pointers are
-//! named in `runtime::pointer`.
+//! They are not `unsafe` to Rust, because Rust never calls them: the promises that a C caller makes about its pointers
+//! are named in `runtime::pointer`.
 
 mod absent;
 mod device;

@@ -89,8 +89,8 @@ lists! {
     nvmlDeviceGetGraphicsRunningProcesses_v3: Process = |device| full(device, List::Graphics);
 }
 
-/// Samples of now. `NOT_FOUND` if no process has one, or if the last one that the caller has seen is as new; not supported while
-/// MIG is on, as in NVML.
+/// Samples of now. `NOT_FOUND` if no process has one, or if the last one that the caller has seen is as new; not
+/// supported while MIG is on, as in NVML.
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetProcessUtilization(
     device: Handle,

@@ -1,8 +1,8 @@
 //! Handles: what NVML's opaque pointers are here.
 //!
-//! A handle is a number in a pointer's place and is never followed, so that a wild one is refused and not a crash. A handle
-//! stays good for the life of the process, as it names a UUID and not a place in a list: whether that GPU is still there is
-//! read in each call.
+//! A handle is a number in a pointer's place and is never followed, so that a wild one is refused and not a crash. A
+//! handle stays good for the life of the process, as it names a UUID and not a place in a list: whether that GPU is
+//! still there is read in each call.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -11,7 +11,8 @@ use crate::code::{Answer, Code};
 /// Handles lie this far apart and above zero, so that they look like pointers and a neighbour is none.
 const STEP: usize = 16;
 
-/// Added to all numbers: no program has its first page mapped, and a small number is more often a mistake than a handle.
+/// Added to all numbers: no program has its first page mapped, and a small number is more often a mistake than a
+/// handle.
 const BASE: usize = 0x4e56_0000;
 
 /// An `nvmlDevice_t`, `nvmlGpuInstance_t` or `nvmlComputeInstance_t`.
@@ -30,7 +31,8 @@ pub(crate) enum Meaning {
     ComputeInstance(String, u32, u32),
 }
 
-/// Every meaning that ever got a handle. It grows with the number of different GPUs that the process saw, not with calls.
+/// Every meaning that ever got a handle. It grows with the number of different GPUs that the process saw, not with
+/// calls.
 static KNOWN: Mutex<Vec<Meaning>> = Mutex::new(Vec::new());
 
 impl Handle {

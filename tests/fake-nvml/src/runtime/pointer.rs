@@ -1,7 +1,8 @@
 //! Pointers that a C caller hands in. All dereferencing of this crate is here.
 //!
-//! Each type is a bare pointer on the ABI, and NULL is checked before use. That a pointer which is not NULL leads to memory
-//! of the right type and size is the caller's promise, by the documentation of each NVML function; nothing can check it.
+//! Each type is a bare pointer on the ABI, and NULL is checked before use. That a pointer which is not NULL leads to
+//! memory of the right type and size is the caller's promise, by the documentation of each NVML function; nothing can
+//! check it.
 
 use std::ffi::{CStr, c_char, c_uint};
 
@@ -16,7 +17,8 @@ impl<T: Copy> Out<T> {
     /// Writes the value; NULL is an invalid argument.
     pub(crate) fn put(self, value: T) -> Answer {
         self.checked()?;
-        // SAFETY: not NULL, so it leads to a writable T (see the module comment). `write` drops nothing that stood there.
+        // SAFETY: not NULL, so it leads to a writable T (see the module comment). `write` drops nothing that stood
+        // there.
         unsafe { self.0.write(value) };
         Ok(())
     }
@@ -83,8 +85,8 @@ impl OutText {
         if text.len() + 1 > length as usize {
             return Err(Code::InsufficientSize);
         }
-        // SAFETY: not NULL, `length` bytes are writable (see the module comment), and text and NUL fit. A Rust string and the
-        // caller's buffer do not overlap.
+        // SAFETY: not NULL, `length` bytes are writable (see the module comment), and text and NUL fit. A Rust string
+        // and the caller's buffer do not overlap.
         unsafe {
             self.0.copy_from_nonoverlapping(text.as_ptr().cast(), text.len());
             self.0.add(text.len()).write(0);

@@ -146,8 +146,8 @@ fn own_folder() -> Option<PathBuf> {
     if found == 0 || info.dli_fname.is_null() {
         return None;
     }
-    // SAFETY: after success `dli_fname` leads to a NUL-terminated name that lives as long as the library is loaded, and this
-    // code is part of it.
+    // SAFETY: after success `dli_fname` leads to a NUL-terminated name that lives as long as the library is loaded, and
+    // this code is part of it.
     let name = unsafe { CStr::from_ptr(info.dli_fname) };
     Some(Path::new(OsStr::from_bytes(name.to_bytes())).parent()?.to_owned())
 }

@@ -5,8 +5,8 @@ use nvml_wrapper::error::NvmlError;
 
 use crate::Bench;
 
-/// Symbols that NVIDIA's device plugin and GPU feature discovery reach through go-nvml, and some of each family that is not
-/// built here.
+/// Symbols that NVIDIA's device plugin and GPU feature discovery reach through go-nvml, and some of each family that is
+/// not built here.
 const NAMES: &str = "
     nvmlInit nvmlInit_v2 nvmlInitWithFlags nvmlShutdown nvmlErrorString
     nvmlSystemGetDriverVersion nvmlSystemGetNVMLVersion nvmlSystemGetCudaDriverVersion nvmlSystemGetCudaDriverVersion_v2

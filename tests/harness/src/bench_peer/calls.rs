@@ -75,8 +75,8 @@ pub(crate) fn whole(bench: &Bench, round: usize, figures: &mut Figures) -> Resul
     Ok(())
 }
 
-/// Allocates of one GPU, with the lower bounds of an Allocate, and of all GPUs, by both programs in turn: the machine is as fast
-/// for the one as for the other.
+/// Allocates of one GPU, with the lower bounds of an Allocate, and of all GPUs, by both programs in turn: the machine
+/// is as fast for the one as for the other.
 fn session(bench: &Bench, round: usize, place: Place, figures: &mut Figures) -> Result<()> {
     let site = Site::new(bench)?;
     let folder = if place == Place::Disk { bench.on_disk()? } else { bench.in_memory()? };

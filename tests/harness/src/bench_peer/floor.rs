@@ -1,6 +1,6 @@
-//! What a program of these libraries cannot be faster than. Of an Allocate: a call that does nothing and an append to the store,
-//! measured in turn with the programs' calls (`calls.rs`), and a hand-over from one thread to another and back. Of a start: the
-//! loading of the program, and the opening of a store.
+//! What a program of these libraries cannot be faster than. Of an Allocate: a call that does nothing and an append to
+//! the store, measured in turn with the programs' calls (`calls.rs`), and a hand-over from one thread to another and
+//! back. Of a start: the loading of the program, and the opening of a store.
 
 use crate::bench::history;
 use crate::bench::measure::Series;
@@ -63,8 +63,8 @@ impl Samples {
     }
 }
 
-/// An Allocate that a server of the same gRPC library answers without any work. The server runs in this process, on threads of
-/// its own; the processor time is theirs.
+/// An Allocate that a server of the same gRPC library answers without any work. The server runs in this process, on
+/// threads of its own; the processor time is theirs.
 pub(crate) struct NothingCall {
     _server: Runtime,
     _plugin: TinyPlugin,
@@ -97,8 +97,8 @@ impl NothingCall {
     }
 }
 
-/// An append of one allocation's record to a store, by the thread that measures; the processor time is that of this process
-/// until the append returns.
+/// An append of one allocation's record to a store, by the thread that measures; the processor time is that of this
+/// process until the append returns.
 pub(crate) struct Append {
     store: SledStore,
     meta: Meta,
@@ -142,8 +142,8 @@ fn version(bench: &Bench) -> Result<f64> {
     Ok(series.median().as_secs_f64())
 }
 
-/// The median time in which sled opens and reads a new store that was closed before, in seconds. sled's threads run already.
-/// The settings are those of `src/store/handle.rs`.
+/// The median time in which sled opens and reads a new store that was closed before, in seconds. sled's threads run
+/// already. The settings are those of `src/store/handle.rs`.
 fn open(bench: &Bench, folder: &Path) -> Result<f64> {
     drop(SledStore::open(folder)?);
     let config = sled::Config::new().path(folder.join("data")).segment_size(2 << 20);

@@ -55,8 +55,8 @@ pub(crate) fn starts(bench: &Bench, round: usize, figures: &mut Figures) -> Resu
     Ok(())
 }
 
-/// Memory, threads, wake-ups and processor time of a program that is not called, without and with pods; Berth's state is
-/// on the disk.
+/// Memory, threads, wake-ups and processor time of a program that is not called, without and with pods; Berth's state
+/// is on the disk.
 pub(crate) fn rest(bench: &Bench, round: usize, figures: &mut Figures) -> Result<()> {
     for at in turns(round, Subject::BOTH.len()) {
         let subject = Subject::BOTH[at];

@@ -1,8 +1,8 @@
 //! NVIDIA's device plugin and Berth under the same stand-in kubelet and on the same fake NVML: `just bench-peer`.
 //!
 //! Both are the built programs, started in turn, since a machine's speed changes from minute to minute; each round
-//! measures all of it, and the program that is first changes from round to round. For Allocates of whole GPUs both run at the
-//! same time, and are called in turn. A ratio is of medians of the rounds.
+//! measures all of it, and the program that is first changes from round to round. For Allocates of whole GPUs both run
+//! at the same time, and are called in turn. A ratio is of medians of the rounds.
 //!
 //! ```text
 //!   subject   the programs and their configurations   figures   the rows, the table, the last line

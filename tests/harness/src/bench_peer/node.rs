@@ -171,8 +171,8 @@ impl Serving<'_, '_> {
         Memory::of(self.child.id())
     }
 
-    /// One Allocate for one container, whose pod then runs: the kubelet lists it, and its checkpoint is written. Answers
-    /// how long the call took.
+    /// One Allocate for one container, whose pod then runs: the kubelet lists it, and its checkpoint is written.
+    /// Answers how long the call took.
     pub(crate) fn allocate(&mut self, ids: &[String]) -> Result<Duration> {
         let resource = self.resource();
         let runtime = &self.site.bench.runtime;

@@ -7,8 +7,8 @@
 //! ([`berth_kernel::node::steps`]). Every `SETTLE_EVERY` rounds the load rests until list and kubelet are
 //! equal to the last allocation, with those that no kubelet was sent ended, too.
 //!
-//! On a small disk ([`SmallDisk`]) another program fills it in some rounds, and takes every byte that is given back: the
-//! daemon must start all the same.
+//! On a small disk ([`SmallDisk`]) another program fills it in some rounds, and takes every byte that is given back:
+//! the daemon must start all the same.
 
 pub mod believed;
 mod check;
@@ -69,7 +69,8 @@ struct Node<'a> {
     starts_on_full_disk: u64,
 }
 
-/// Runs so many rounds in this empty folder, and further ones until an allocation has been granted. `progress` is called after each.
+/// Runs so many rounds in this empty folder, and further ones until an allocation has been granted. `progress` is
+/// called after each.
 ///
 /// # Errors
 /// If the daemon or the stand-in kubelet cannot be run.
@@ -158,7 +159,8 @@ impl Node<'_> {
         let load_ms = 1 + self.load.rng.below(LOAD_MS);
         let mut longest = Duration::from_millis(if named.is_some() { LOAD_MS } else { load_ms });
         if self.load.memory.granted == 0 {
-            // On a busy machine each kill may come before the first grant: the load goes on for longer from round to round.
+            // On a busy machine each kill may come before the first grant: the load goes on for longer from round to
+            // round.
             longest *= 1 + u32::try_from(self.tally.rounds).unwrap_or(u32::MAX - 1);
         }
         let kubelet = self.kubelet.clone();

@@ -126,8 +126,8 @@ impl Disk {
     }
 
     /// One of the disks that a power cut now may leave. What it leaves counts as synced, since it was read from a disk.
-    /// [`Loss::Nothing`] is a killed process instead of a power cut: what was not synced stays so, and a later cut may lose
-    /// it.
+    /// [`Loss::Nothing`] is a killed process instead of a power cut: what was not synced stays so, and a later cut may
+    /// lose it.
     pub(crate) fn cut(&self, loss: Loss, rng: &mut Rng) -> Self {
         let files = self.files.iter().map(|(id, content)| (*id, content.cut(loss, rng))).collect();
         let folders = self.folders.iter().map(|(id, names)| {

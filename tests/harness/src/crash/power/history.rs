@@ -81,8 +81,8 @@ impl History {
         Ok(())
     }
 
-    /// What a store that held this after the process was killed may hold after a later power cut: an append that was not
-    /// acknowledged may be lost until the store has been opened again.
+    /// What a store that held this after the process was killed may hold after a later power cut: an append that was
+    /// not acknowledged may be lost until the store has been opened again.
     pub(crate) fn after_kill(&self, held: State, acknowledged: Option<usize>) -> Vec<State> {
         acknowledged.map_or_else(|| self.before.clone(), |n| vec![self.states[n].clone(), held])
     }

@@ -53,8 +53,8 @@ pub(crate) fn run(seed: u64, events: &[Event], mut tell: impl FnMut(usize, &Even
     Outcome { broken: broken.map(|violation| (violation, done)), grants }
 }
 
-/// In the end all faults are gone, and rounds see which pods have ended while others run, some under the same names; then
-/// all pods end: nothing may be left behind, and every GPU can be had again.
+/// In the end all faults are gone, and rounds see which pods have ended while others run, some under the same names;
+/// then all pods end: nothing may be left behind, and every GPU can be had again.
 fn rest(world: &mut World) {
     world.step(&Event::Disk { fault: None });
     world.around.disk.set_crash(None);

@@ -172,7 +172,7 @@ mod tests {
         assert_eq!(retry_after.delay(Duration::ZERO, now), RETRY_AFTER_MAX);
     }
 
-    /// Requests of idle daemons, of the kinds that `tests/it/cluster_load.rs` counts: one for each watch that is opened
+    /// Requests of idle daemons, of the kinds that `tests/it/cluster/load.rs` counts: one for each watch that is opened
     /// again and one for each write of the condition; with node labels, one for each check; where a label chooses the
     /// configuration, one for each watch of the node, which lasts twice as long, or without the right to watch two for
     /// each attempt.

@@ -2,7 +2,7 @@
 """Compares Berth's own CDI specification with that of NVIDIA's nvidia-ctk for the same driver.
 
     sudo -E python3 tests/e2e/cdi_compare.py            exit code 0 if they differ only where they may
-    sudo -E python3 tests/e2e/cdi_compare.py --update   also writes the expectations of tests/it/cdi.rs again
+    sudo -E python3 tests/e2e/cdi_compare.py --update   also writes the expectations of tests/it/gpus/cdi.rs again
 
 Neither needs a GPU: the driver is a folder of stand-ins, NVML is tests/fake-nvml. nvidia-ctk is built from Go modules, once.
 Root is needed for device nodes.
@@ -120,7 +120,7 @@ def _arguments() -> argparse.Namespace:
     target = REPO / "target" / "debug"
     parser.add_argument("--berth", type=Path, default=target / "berth")
     parser.add_argument("--nvml-library", type=Path, default=target / "libfake_nvml.so")
-    parser.add_argument("--update", action="store_true", help="write the expectations of tests/it/cdi.rs again")
+    parser.add_argument("--update", action="store_true", help="write the expectations of tests/it/gpus/cdi.rs again")
     return parser.parse_args()
 
 

@@ -5,7 +5,7 @@
 //! For each policy, the core module `TARGET-FOLDER/berth_policy_<name>.wasm` becomes the component
 //! `WORKSPACE/prebuilt/<name>.wasm`, and `prebuilt/manifest.json` has the digest of its sources. A test of
 //! the daemon computes the digests again, over the same files in the same order
-//! (tests/it/policies_prebuilt.rs).
+//! (tests/it/policies/prebuilt.rs).
 
 use std::fs;
 use std::path::{Path, PathBuf};

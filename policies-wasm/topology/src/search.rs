@@ -15,7 +15,7 @@ pub(crate) const EXACT_PARTS_MAX: usize = 16;
 const SET_BITS: u32 = 16;
 const SUM_BITS: u32 = 20;
 /// Candidates for the remaining set after which the table is used instead. Real boards, bridges and NVSwitch
-/// stay below it for sets of any size out of 16 parts (tests/it/policies_topology.rs); this many candidates
+/// stay below it for sets of any size out of 16 parts (tests/it/policies/topology.rs); this many candidates
 /// take a tenth of the table's time.
 const CANDIDATES_MAX: usize = 100_000;
 

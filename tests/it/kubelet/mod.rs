@@ -1,0 +1,12 @@
+//! The device plugin against the stand-in kubelet.
+
+pub(crate) mod allocation;
+pub(crate) mod clients;
+pub(crate) mod floods;
+pub(crate) mod pods_api;
+pub(crate) mod policies;
+pub(crate) mod reconcile;
+pub(crate) mod registration;
+pub(crate) mod reuse;
+pub(crate) mod sources;
+pub(crate) mod traps;

@@ -1,6 +1,6 @@
 //! The kernel: the state of a node's GPUs and the rules that every change obeys.
 //!
-//! Pure: the standard library only, no I/O, no clock, no logging, no wire types. In reading order:
+//! Pure: the standard library and the table of XIDs, no I/O, no clock, no logging, no wire types. The folders are subjects:
 //!
 //! - [`ids`]: names, PCI addresses and times
 //! - [`hardware`]: GPUs and their MIG instances, processes, health
@@ -12,7 +12,8 @@
 //! - [`node`]: the ledger, which is the whole state; commands, their decision and their changes; the store's records;
 //!   the traits of the adapters
 //!
-//! A folder is a subject. Files with types stand below [`node::ledger`], files with rules above it.
+//! No file imports one that imports it. Rules that read the whole state import [`node::ledger`], and the ledger imports the
+//! types that it consists of.
 
 pub mod drain;
 pub mod evidence;

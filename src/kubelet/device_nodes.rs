@@ -94,8 +94,7 @@ fn find(parts: &[&Part], folders: &[HostFolder], capabilities: &str) -> Nodes {
 mod tests {
     use super::*;
     use berth_kernel::hardware::gpu::Mig;
-    use berth_kernel::ids::names::GpuId;
-    use berth_kernel::ids::names::PartId;
+    use berth_kernel::ids::names::{GpuId, PartId};
     use std::collections::BTreeMap;
     use std::path::Path;
 

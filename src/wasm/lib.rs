@@ -53,8 +53,9 @@ use berth_kernel::hardware::mig::MigStrategy;
 use berth_kernel::ids::names::{Digest, Resource};
 use berth_kernel::ids::time::Now;
 use berth_kernel::node::ledger::Ledger;
-use berth_kernel::node::ports::Call;
-use berth_kernel::node::ports::{CallOutput, Input, InstallError, PolicyFiles, PolicyRuntime, ReplayedCall};
+use berth_kernel::node::ports::{
+    Call, CallOutput, Input, InstallError, PolicyFiles, PolicyRuntime, ReplayedCall,
+};
 use berth_kernel::policy::hooks::{Fault, FaultKind, Question};
 use berth_kernel::policy::version::PolicyVersion;
 

@@ -23,8 +23,7 @@ use berth_core::stack::{CALL_MS_MAX, CallRecorder};
 use berth_kernel::hardware::gpu::Reading;
 use berth_kernel::ids::names::{DeviceId, RESOURCE_BYTES_MAX, Resource};
 use berth_kernel::node::ledger::Ledger;
-use berth_kernel::node::ports::Call;
-use berth_kernel::node::ports::{Clock as _, InstallError, PolicyFiles as _, PolicyRuntime};
+use berth_kernel::node::ports::{Call, Clock as _, InstallError, PolicyFiles as _, PolicyRuntime};
 use berth_kernel::policy::hooks::{
     AdmitRequest, FaultKind, Hook, PARAMETERS_BYTES_MAX, PlaceRequest, Question, STACK_ENTRIES_MAX,
 };

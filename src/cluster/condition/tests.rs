@@ -18,7 +18,7 @@ fn node(gpus: u32) -> Ledger {
     for index in 0..gpus {
         let id = gpu(index);
         let part = Part {
-            gpu: GpuId::of_whole(id.clone().as_part()),
+            gpu: id.clone(),
             id: id.as_part().clone(),
             vendor: "nvidia".into(),
             model: String::new(),
@@ -129,18 +129,17 @@ fn the_message_has_each_unavailable_gpu_with_time_and_reason() {
         change(&mut ledger);
         assert_eq!(condition(&ledger), Condition { unavailable, reason, message: message.into() });
     }
-    let mut blocked_ends = node(1);
+    let mut late = node(1);
     let cause = "the checkpoint cannot be read".into();
-    blocked_ends.blocked_ends =
-        Some(Arc::new(BlockedEnds { since_wall_ms: NEW_YEAR_MS, cause, allocations: 152 }));
-    let found = condition(&blocked_ends);
+    late.blocked_ends = Some(Arc::new(BlockedEnds { since_wall_ms: NEW_YEAR_MS, cause, allocations: 152 }));
+    let found = condition(&late);
     assert_eq!((found.unavailable, found.reason), (true, "AllocationsStuck"));
     assert!(found.message.contains("since 2026-01-01T00:00:00Z: the checkpoint"), "{}", found.message);
-    blocked_ends.blocked_ends = Some(Arc::new(BlockedEnds {
+    late.blocked_ends = Some(Arc::new(BlockedEnds {
         allocations: 153,
-        ..BlockedEnds::clone(blocked_ends.blocked_ends.as_deref().unwrap())
+        ..BlockedEnds::clone(late.blocked_ends.as_deref().unwrap())
     }));
-    assert_eq!(condition(&blocked_ends), found, "unchanged, so that not each grant writes to the node");
+    assert_eq!(condition(&late), found, "unchanged, so that not each grant writes to the node");
     assert_eq!(condition(&node(1)).message, "the GPU is available");
     assert!(!condition(&node(0)).unavailable);
 }

@@ -96,7 +96,7 @@ impl Node {
 
     pub(crate) fn scan(&mut self, present: bool) -> Vec<PendingEvent> {
         let part = Part {
-            gpu: GpuId::of_whole(gpu().as_part()),
+            gpu: gpu(),
             id: gpu().as_part().clone(),
             vendor: "nvidia".into(),
             model: String::new(),

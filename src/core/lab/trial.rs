@@ -15,8 +15,7 @@ use berth_kernel::evidence::pods::{Pod, PodContainer, PodsSource, PodsView, Stag
 use berth_kernel::grants::pod_candidates;
 use berth_kernel::ids::names::{DeviceId, Digest, Resource};
 use berth_kernel::ids::time::Now;
-use berth_kernel::node::command::Verdict;
-use berth_kernel::node::command::{Activation, Attempt, Command, NewStack};
+use berth_kernel::node::command::{Activation, Attempt, Command, NewStack, Verdict};
 use berth_kernel::node::decide::decide;
 use berth_kernel::node::ledger::Ledger;
 use berth_kernel::policy::decision::{CallOutcome, CallRecord, Outcome};

@@ -1,8 +1,7 @@
 //! Records each policy call made through it.
 
 use berth_kernel::ids::names::Digest;
-use berth_kernel::node::ports::Call;
-use berth_kernel::node::ports::{CallOutput, InstallError, PolicyRuntime};
+use berth_kernel::node::ports::{Call, CallOutput, InstallError, PolicyRuntime};
 use berth_kernel::policy::hooks::{Answer, Fault, Hook};
 use berth_kernel::policy::version::PolicyVersion;
 use parking_lot::Mutex;

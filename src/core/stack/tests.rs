@@ -17,8 +17,7 @@ use berth_kernel::ids::time::Now;
 use berth_kernel::node::change::{Change, Entry};
 use berth_kernel::node::command::StackAnswer;
 use berth_kernel::node::ledger::Ledger;
-use berth_kernel::node::ports::Call;
-use berth_kernel::node::ports::{CallOutput, InstallError, PolicyRuntime};
+use berth_kernel::node::ports::{Call, CallOutput, InstallError, PolicyRuntime};
 use berth_kernel::policy::decider::Decider;
 use berth_kernel::policy::decision::{CallRecord, Cost};
 use berth_kernel::policy::hooks::{

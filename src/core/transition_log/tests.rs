@@ -58,7 +58,7 @@ impl Node {
 
     fn scan_with(&mut self, present: bool, error: Option<&str>) {
         let part = Part {
-            gpu: GpuId::of_whole(gpu().as_part()),
+            gpu: gpu(),
             id: gpu().as_part().clone(),
             vendor: "nvidia".into(),
             model: String::new(),

@@ -100,9 +100,10 @@ fn whole(model: &Model, count: u32, index: u32, mig_enabled: bool) -> Option<Par
         ("pci.class", "0x030200"),
         ("simulated", "true"),
     ];
+    let id = part_id("GPU", &format!("{}/{index}", model.key))?;
     Some(Part {
-        gpu: GpuId::of_whole(&part_id("GPU", &format!("{}/{index}", model.key))?),
-        id: part_id("GPU", &format!("{}/{index}", model.key))?,
+        gpu: GpuId::of_whole(&id),
+        id,
         vendor: "nvidia".to_owned(),
         model: model.name.to_owned(),
         gpu_index: index,

@@ -1,4 +1,5 @@
-//! What the kubelet's sources show of each allocation in one reconcile pass.
+//! The evidence of a grant of the device plugin: what the kubelet's `List` and checkpoint show of it in one reconcile
+//! pass.
 
 use crate::evidence::kubelet_view::{CheckpointEntry, ListedHolding, ReconcileView};
 use crate::evidence::pods::PodState;

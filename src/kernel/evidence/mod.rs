@@ -1,7 +1,7 @@
 //! What shows that a pod holds an allocation, and that it does not any more: the kubelet, the pods, the processes.
 
 pub mod attribution;
-pub mod device_plugin;
+mod device_plugin;
 pub mod kubelet_view;
 pub mod part_use;
 pub mod pods;

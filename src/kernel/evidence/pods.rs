@@ -173,7 +173,7 @@ impl PodsView {
         }
     }
 
-    /// The pod_state of the pod with this UID. `since_mono_ms`: a time at which the kubelet had it; if a list
+    /// The state of the pod with this UID. `since_mono_ms`: a time at which the kubelet had it; if a list
     /// requested later lacks it, it is gone.
     #[must_use]
     pub fn state_of(&self, uid: &str, since_mono_ms: u64) -> PodState {

@@ -10,8 +10,7 @@ use crate::evidence::device_plugin::{Evidence, Sources};
 use crate::evidence::kubelet_view::{CheckpointEntry, ReconcileView};
 
 use crate::evidence::pods::PodState;
-use crate::evidence::sighting::BlockedEnds;
-use crate::evidence::sighting::Sighting;
+use crate::evidence::sighting::{BlockedEnds, Sighting};
 use crate::grants::allocation::{Allocation, Decision, EndReason, Holder};
 use crate::ids::names::{AllocationId, DeviceId, Resource};
 use crate::ids::time::{Now, Timing};
@@ -124,7 +123,7 @@ pub fn plan(ledger: &Ledger, view: &ReconcileView, timing: &Timing, now: Now) ->
         plan.ends_withheld = None;
         plan.kubelet_seen_wall_ms = view.kubelet.map(|k| k.created_wall_ms);
     }
-    // The pods source is decisive where it knows the pod_state of every pod.
+    // The pods source is decisive where it knows the state of every pod.
     let is_certain = |a: &Allocation| ledger.pod_state_of(a) != PodState::Unknown;
     if ledger.live.values().all(|a| a.holder.is_unknown() || is_certain(a)) {
         plan.ends_withheld = None;
@@ -264,7 +263,7 @@ fn unknown_holdings(ledger: &Ledger, view: &ReconcileView) -> Vec<CheckpointEntr
 #[must_use]
 pub fn changes(ledger: &Ledger, view: &ReconcileView, now: Now) -> Vec<Change> {
     let plan = plan(ledger, view, &ledger.rules.timing, now);
-    let blocked_ends = find_stuck(ledger, view, &plan, &ledger.rules.timing, now);
+    let blocked_ends = find_blocked_ends(ledger, view, &plan, &ledger.rules.timing, now);
     let mut changes: Vec<Change> =
         plan.learned.into_iter().map(|(id, holder)| Change::HolderLearned { id, holder }).collect();
     changes.extend(plan.settled.into_iter().map(Change::OverlapResolved));
@@ -356,7 +355,7 @@ fn list_adopted(ledger: &Ledger, resource: &Resource, ids: &[DeviceId], now: Now
 /// The missing evidence after a reconcile pass. An error counts only after the grace time of a grant, so that a kubelet
 /// restart is not reported.
 #[must_use]
-fn find_stuck(
+fn find_blocked_ends(
     ledger: &Ledger,
     view: &ReconcileView,
     plan: &Plan,

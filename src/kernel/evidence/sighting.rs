@@ -1,4 +1,4 @@
-//! What the sources have shown of a live allocation.
+//! What the sources have shown of a live allocation, and why allocations cannot end at present.
 
 use crate::evidence::kubelet_view::KubeletAge;
 use crate::evidence::pods::PodsSource;
@@ -123,7 +123,8 @@ impl fmt::Display for RunningSource {
     }
 }
 
-/// Evidence without which allocations cannot end.
+/// Why allocations of finished pods cannot end at present: a required source cannot be read, or the sources contradict
+/// each other. An operator is warned of it, since the GPUs of such pods stay allocated.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlockedEnds {
     /// Since when, milliseconds since 1970.

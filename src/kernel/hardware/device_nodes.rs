@@ -76,8 +76,7 @@ fn capability_minor(table: &str, name: &str) -> Option<u32> {
 mod tests {
     use super::*;
     use crate::hardware::gpu::Mig;
-    use crate::ids::names::GpuId;
-    use crate::ids::names::PartId;
+    use crate::ids::names::{GpuId, PartId};
     use std::collections::BTreeMap;
 
     #[test]

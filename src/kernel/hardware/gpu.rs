@@ -23,7 +23,7 @@ pub struct Part {
     pub vendor: String,
     /// NVML's product name, e.g. `NVIDIA H100 80GB HBM3`.
     pub model: String,
-    /// NVML's index of the GPU (of the parent, for a MIG instance).
+    /// NVML's index of the GPU (of its GPU, for a MIG instance).
     pub gpu_index: u32,
     /// N of `/dev/nvidiaN`, if known.
     pub minor: Option<u32>,

@@ -1,4 +1,4 @@
-//! Names, PCI addresses and times, each parsed once into a type that is always valid.
+//! Names and PCI addresses, each parsed once into a type that is always valid; and times.
 
 pub mod names;
 pub mod pci;

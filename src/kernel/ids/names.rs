@@ -119,8 +119,9 @@ fn as_nvml_writes_it(text: &str) -> Option<String> {
     (is_uuid && is_whole).then(|| format!("{prefix}{}{rest}", uuid.to_ascii_lowercase()))
 }
 
-/// The UUID of a GPU: its health, its marks and its processes have this key. A GPU that is not in MIG mode is a part as
-/// well, with the same UUID; a MIG instance is a part of a GPU.
+/// The UUID of a GPU: its health, its marks and its processes have this key. A whole GPU is a part as well, with the same
+/// UUID; a MIG instance is a part of a GPU. The id of a part that is not known counts as its GPU's, as in old decisions of
+/// the journal.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GpuId(PartId);
 

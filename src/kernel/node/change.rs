@@ -3,8 +3,7 @@
 use crate::drain::eviction::EvictionRecord;
 use crate::drain::marks::{Empty, Marks};
 use crate::evidence::pods::PodsView;
-use crate::evidence::sighting::BlockedEnds;
-use crate::evidence::sighting::Sighting;
+use crate::evidence::sighting::{BlockedEnds, Sighting};
 use crate::grants::allocation::{Allocation, EndReason, Holder};
 use crate::hardware::device_access::DeviceAccess;
 use crate::hardware::gpu::{Links, Part, ScanError, UnidentifiedGpu, Usage};

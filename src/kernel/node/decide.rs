@@ -12,9 +12,8 @@ use crate::hardware::health::HealthState;
 use crate::ids::names::{AllocationId, GpuId};
 use crate::ids::time::Now;
 use crate::node::change::{Change, Entry};
-use crate::node::command::Verdict;
-use crate::node::command::{Activation, Command, NewOffers};
-use crate::node::ledger::Ledger;
+use crate::node::command::{Activation, Command, NewOffers, Verdict};
+use crate::node::ledger::{GpuState, Ledger};
 use crate::node::refusal::Refusal;
 use crate::node::rules::Rules;
 use crate::node::{scan, tick};
@@ -107,7 +106,7 @@ fn set_device_access(ledger: &Ledger, device_access: &DeviceAccess) -> Vec<Chang
     vec![Change::DeviceAccessChanged(Arc::new(device_access.clone()))]
 }
 
-fn find_gpu<'l>(ledger: &'l Ledger, gpu: &GpuId) -> Result<&'l crate::node::ledger::GpuState, Refusal> {
+fn find_gpu<'l>(ledger: &'l Ledger, gpu: &GpuId) -> Result<&'l GpuState, Refusal> {
     ledger.gpus.get(gpu).map(AsRef::as_ref).ok_or_else(|| Refusal::UnknownGpu { gpu: gpu.clone() })
 }
 
@@ -218,8 +217,7 @@ mod tests {
     use crate::node::revision::Revision;
     use crate::node::test_node::{Node, part, shared};
     use crate::policy::stack::{OnFault, Permissions, StackEntry};
-    use crate::policy::version::TrustedKey;
-    use crate::policy::version::test_version;
+    use crate::policy::version::{TrustedKey, test_version};
     use crate::sharing::offer::{Consumes, OfferLine};
 
     fn rules(overcommit_percent: u32) -> Arc<Rules> {

@@ -49,12 +49,12 @@ pub(crate) fn i3_a_healthy_device_is_held_or_grantable(ledger: &Ledger) {
         for part in ledger.parts.values() {
             let listed = list.iter().filter(|l| l.id.part == part.part.id);
             // A GPU and its instances are the same hardware; the GPU is listed as free first.
-            let parent_free = list
+            let gpu_is_free = list
                 .iter()
                 .filter(free)
                 .any(|l| !part.part.is_whole_gpu() && l.id.part == *part.part.gpu.as_part());
             let taken = ledger.taken(part);
-            let taken = if parent_free { taken.plus(Consumes::Whole) } else { taken };
+            let taken = if gpu_is_free { taken.plus(Consumes::Whole) } else { taken };
             let (mut taken, mut refused) = (taken, None);
             for l in listed {
                 let device = part.device(&resource, l.id.share).unwrap();

@@ -6,8 +6,7 @@
 use crate::drain::eviction::EvictionRecord;
 use crate::drain::marks::{Drain, Empty, Marks};
 use crate::evidence::pods::{PodState, PodsView};
-use crate::evidence::sighting::BlockedEnds;
-use crate::evidence::sighting::Sighting;
+use crate::evidence::sighting::{BlockedEnds, Sighting};
 use crate::grants::allocation::{Allocation, End, EndReason, Holder};
 use crate::grants::history::History;
 use crate::hardware::device_access::DeviceAccess;

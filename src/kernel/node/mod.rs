@@ -16,8 +16,8 @@ pub mod tick;
 pub mod transitions;
 
 #[cfg(test)]
-pub(crate) mod histories;
+mod histories;
 #[cfg(test)]
-pub(crate) mod invariants;
+mod invariants;
 #[cfg(test)]
 pub(crate) mod test_node;

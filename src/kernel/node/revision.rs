@@ -69,8 +69,7 @@ mod tests {
     use crate::node::command::{Activation, Command, NewStack};
     use crate::node::test_node::{Node, gpu_id};
     use crate::policy::stack::{OnFault, Permissions, StackEntry};
-    use crate::policy::version::test_version;
-    use crate::policy::version::{Provenance, Signature};
+    use crate::policy::version::{Provenance, Signature, test_version};
 
     fn digest() -> Digest {
         test_version('a').digest

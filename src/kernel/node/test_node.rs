@@ -7,8 +7,7 @@ use berth_kernel::hardware::process::{Owner, PodProcess, Process, ProcessIdentit
 use berth_kernel::ids::names::{AllocationId, DeviceId, GpuId, PartId, Resource};
 use berth_kernel::ids::time::Now;
 use berth_kernel::node::change::{Change, Entry};
-use berth_kernel::node::command::Command;
-use berth_kernel::node::command::Verdict;
+use berth_kernel::node::command::{Command, Verdict};
 use berth_kernel::node::decide::decide;
 use berth_kernel::node::ledger::Ledger;
 use berth_kernel::node::refusal::Refusal;

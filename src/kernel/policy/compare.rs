@@ -234,8 +234,7 @@ fn triage_difference(before: &TriageAnswer, now: &TriageAnswer) -> Option<String
 mod tests {
     use super::*;
     use crate::hardware::triage::Severity;
-    use crate::ids::names::Digest;
-    use crate::ids::names::Resource;
+    use crate::ids::names::{Digest, Resource};
     use crate::policy::decision::Cost;
     use crate::policy::hooks::{FaultKind, OfferAnswer};
 

@@ -7,9 +7,7 @@ use crate::node::ledger::Ledger;
 use crate::node::refusal::Refusal;
 use crate::policy::hooks::VERSIONS_MAX;
 use crate::policy::stack::StackEntry;
-use crate::policy::version::PolicyVersion;
-use crate::policy::version::Provenance;
-use crate::policy::version::TrustedKey;
+use crate::policy::version::{PolicyVersion, Provenance, TrustedKey};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -119,8 +117,7 @@ mod tests {
     use super::*;
     use crate::node::command::Command;
     use crate::node::test_node::Node;
-    use crate::policy::version::Signature;
-    use crate::policy::version::test_version;
+    use crate::policy::version::{Signature, test_version};
 
     fn version(letter: char) -> PolicyVersion {
         let origin = Provenance { by: "ann".into(), ..Provenance::default() };

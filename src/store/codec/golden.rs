@@ -17,8 +17,7 @@ use berth_kernel::node::record::{DeviceRun, HealthRecord, Meta, PartRecord, Stac
 use berth_kernel::policy::decider::Decider;
 use berth_kernel::policy::hooks::Hook;
 use berth_kernel::policy::stack::{OnFault, Permissions, StackEntry};
-use berth_kernel::policy::version::PolicyVersion;
-use berth_kernel::policy::version::{Provenance, Signature};
+use berth_kernel::policy::version::{PolicyVersion, Provenance, Signature};
 use berth_kernel::sharing::offer::{Consumes, OfferLine, ShareRange};
 
 /// Stores on nodes contain these bytes: if this test fails, raise `FORMAT` and keep reading this form.

@@ -4,8 +4,9 @@
 use crate::support::kubelet_fakes::MapStore;
 use berth_kernel::ids::names::{Digest, Resource};
 use berth_kernel::ids::time::Now;
-use berth_kernel::node::ports::Call;
-use berth_kernel::node::ports::{CallOutput, InstallError, PolicyFiles, PolicyRuntime, Store, StoreError};
+use berth_kernel::node::ports::{
+    Call, CallOutput, InstallError, PolicyFiles, PolicyRuntime, Store, StoreError,
+};
 use berth_kernel::node::record::{Record, Write};
 use berth_kernel::policy::hooks::{Answer, Fault, FaultKind, Hook, OfferAnswer, Question};
 use berth_kernel::policy::version::PolicyVersion;

@@ -4,9 +4,8 @@ use crate::support::kubelet_bench::{GPU, MEMORY_MIB, SHARED, resource};
 use berth_kernel::hardware::triage::{Severity, TriageAnswer};
 use berth_kernel::ids::names::{DeviceId, Digest};
 use berth_kernel::ids::time::Now;
-use berth_kernel::node::ports::Call;
 use berth_kernel::node::ports::{
-    CallOutput, Clock, InstallError, PolicyFiles, PolicyRuntime, Store, StoreError,
+    Call, CallOutput, Clock, InstallError, PolicyFiles, PolicyRuntime, Store, StoreError,
 };
 use berth_kernel::node::record::{Record, RecordKey, Write};
 use berth_kernel::policy::hooks::{

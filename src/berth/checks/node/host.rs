@@ -113,8 +113,7 @@ mod tests {
     use crate::checks::node::line::Level;
     use crate::config::{FileConfig, ServeArgs};
     use berth_kernel::hardware::gpu::Mig;
-    use berth_kernel::ids::names::GpuId;
-    use berth_kernel::ids::names::PartId;
+    use berth_kernel::ids::names::{GpuId, PartId};
     use std::collections::BTreeMap;
     use std::os::unix::net::UnixListener;
 

@@ -7,8 +7,7 @@ use crate::node::command::{Activation, Command, NewStack};
 use crate::policy::decider::Decider;
 use crate::policy::judge_again::to_judge_again;
 use crate::policy::stack::{ACTIVATIONS_MAX, OnFault, Permissions, StackEntry};
-use crate::policy::version::Provenance;
-use crate::policy::version::{PolicyVersion, test_version};
+use crate::policy::version::{PolicyVersion, Provenance, test_version};
 
 fn version() -> PolicyVersion {
     PolicyVersion { origin: Provenance { by: "me".into(), ..Provenance::default() }, ..test_version('a') }

@@ -14,8 +14,7 @@ use crate::hardware::triage::TriageAnswer;
 use crate::ids::names::{AllocationId, DeviceId, GpuId, PartId, Resource};
 use crate::ids::time::Now;
 use crate::node::change::{Change, Entry};
-use crate::node::command::Verdict;
-use crate::node::command::{Attempt, Command, StackAnswer};
+use crate::node::command::{Attempt, Command, StackAnswer, Verdict};
 use crate::node::decide::decide;
 use crate::node::invariants::{
     health_follows_from_judgements_of_active_policies, i1_no_two_pods_hold_one_device,

@@ -19,8 +19,7 @@ use berth_kernel::ids::time::Now;
 use berth_kernel::node::command::{Attempt, Command, StackAnswer};
 use berth_kernel::node::decide::decide;
 use berth_kernel::node::ledger::Ledger;
-use berth_kernel::node::ports::Call;
-use berth_kernel::node::ports::{CallOutput, InstallError, PolicyRuntime};
+use berth_kernel::node::ports::{Call, CallOutput, InstallError, PolicyRuntime};
 use berth_kernel::node::rules::Rules;
 use berth_kernel::policy::hooks::{
     AdmitRequest, Answer, Fault, FaultKind, OfferAnswer, PlaceRequest, Placement, Question, REASON_BYTES_MAX,

@@ -33,7 +33,7 @@ impl World {
             return inventory;
         }
         inventory.process_visibility = ProcessVisibility::Visible;
-        let parents: BTreeMap<&PartId, &GpuId> =
+        let gpu_of: BTreeMap<&PartId, &GpuId> =
             self.machine.parts().iter().map(|p| (&p.id, &p.gpu)).collect();
         let there: BTreeSet<GpuId> = inventory.parts.iter().map(|p| p.gpu.clone()).collect();
         let tells =
@@ -42,7 +42,7 @@ impl World {
             let mut all = Vec::new();
             for hold in self.kubelet.held().chain(&self.people.leftovers) {
                 let parts: BTreeSet<&PartId> = hold.devices.iter().map(|d| &d.part).collect();
-                for part in parts.into_iter().filter(|part| parents.get(part) == Some(&gpu)) {
+                for part in parts.into_iter().filter(|part| gpu_of.get(part) == Some(&gpu)) {
                     let pod = PodProcess {
                         uid: uid(hold.pod),
                         container_id: None,

@@ -8,8 +8,8 @@
 mod parameters;
 
 use berth_policy_sdk::{Description, Hooks, Node, Policy, Reading, Severity, TriageAnswer};
-
 use berth_xids::{self as xids, Class};
+
 pub use parameters::{Judgement, Override, Parameters};
 
 /// Time after the last report of a fault that every scan reports: many scans, which are a few seconds apart.

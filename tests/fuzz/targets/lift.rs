@@ -3,9 +3,9 @@
 
 mod room;
 
-use berth_kernel::policy::version::PolicyVersion;
-use berth_kernel::node::ports::PolicyFiles as _;
 use berth_kernel::ids::time::Now;
+use berth_kernel::node::ports::PolicyFiles as _;
+use berth_kernel::policy::version::PolicyVersion;
 use std::sync::OnceLock;
 
 static PARROT: OnceLock<PolicyVersion> = OnceLock::new();

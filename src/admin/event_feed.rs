@@ -139,9 +139,9 @@ pub(crate) fn policy_event(transition: &PolicyTransition, ledger: &Ledger, now: 
 }
 
 /// The event of a refused request.
-pub(crate) fn refused_event(refused: RefusedRequest, ledger: &Ledger) -> Event {
-    let event = node_event(EventKind::RequestRefused, refused.message, ledger, refused.at);
-    Event { gpu: refused.gpu.map(|gpu| gpu.to_string()), ..event }
+pub(crate) fn refused_event(refused: &RefusedRequest, ledger: &Ledger) -> Event {
+    let event = node_event(EventKind::RequestRefused, refused.message.clone(), ledger, refused.at);
+    Event { gpu: refused.gpu.as_ref().map(ToString::to_string), ..event }
 }
 
 /// Events that are kept for readers that reconnect. Each has at most [`WORDS_BYTES_MAX`] of words and about 300 other

@@ -20,10 +20,9 @@ pub use state::{EvictionCheck, Facts, NodeFacts, Registration, Step};
 
 use actix_web::web::{Data, ServiceConfig};
 use berth_core::Core;
-use berth_core::keeper::Snapshot;
+use berth_core::transition_stream::Batches;
 use berth_http::{AdminError, Application, RouteTable, Running};
 use state::State;
-use std::future::Future;
 use std::net::SocketAddr;
 use std::sync::{Arc, LazyLock};
 
@@ -63,24 +62,17 @@ impl Server {
         self.http.address()
     }
 
-    /// Serves requests, on threads of its own.
+    /// Serves requests, on threads of its own; `/events` has the transitions of `batches`.
     ///
     /// # Errors
     /// If the system refuses a thread or socket; everything that was started ends again.
-    pub fn run(self, core: Core, facts: Facts) -> Result<Running, AdminError> {
-        let before = core.kernel.snapshot();
-        self.run_since(before, core, facts)
-    }
-
-    /// As [`Self::run`]; `/events` has the changes since `before`.
-    ///
-    /// # Errors
-    /// As [`Self::run`].
-    pub fn run_since(self, before: Snapshot, core: Core, facts: Facts) -> Result<Running, AdminError> {
+    pub fn run(self, core: Core, facts: Facts, batches: Batches) -> Result<Running, AdminError> {
         let counters = Arc::clone(core.kernel.counters());
         self.http.run(counters, move |http| {
-            let state = State::new(facts, http, core, self.eviction_check);
-            Api { state: Data::new(state), before }
+            let state = Data::new(State::new(facts, http, core, self.eviction_check));
+            // It starts before the first request is answered, so that each change by a client is an event.
+            let background = resources::events::run(state.clone(), batches);
+            (Api { state }, background)
         })
     }
 }
@@ -89,8 +81,6 @@ impl Server {
 #[derive(Clone)]
 struct Api {
     state: Data<State>,
-    /// The ledger as of which `/events` begins.
-    before: Snapshot,
 }
 
 impl Application for Api {
@@ -100,11 +90,6 @@ impl Application for Api {
 
     fn data(&self, config: &mut ServiceConfig) {
         config.app_data(self.state.clone());
-    }
-
-    /// Starts before the first request is answered, so that each change by a client is an event.
-    fn background(&self) -> impl Future<Output = ()> + 'static {
-        resources::events::run(self.state.clone(), Arc::clone(&self.before))
     }
 
     fn stop(&self) {

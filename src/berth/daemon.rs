@@ -27,6 +27,7 @@ use anyhow::Context;
 use berth_admin::Step;
 use berth_core::keeper::{CommandError, Keeper, Snapshot};
 use berth_core::transition_log;
+use berth_core::transition_stream::{Batches, TransitionStream};
 use berth_core::{
     ActivateError, FileStack, GpuWatch, InventoryScanner, KernelHandle, PolicyService, RunningCore,
 };
@@ -104,8 +105,10 @@ pub struct Daemon {
     /// To the task that decides how GPUs are passed to containers.
     strategy: Option<StrategySettings>,
     cluster: Option<berth_cluster::Running>,
-    /// The ledger as of the last process, until the changes since then are published.
-    previous: Option<Snapshot>,
+    /// For the cluster, until it is started.
+    cluster_batches: Option<Batches>,
+    /// The ledger as the last process stored it.
+    stored: Snapshot,
     kubelet: Option<berth_kubelet::Running>,
     labels: labels::LabelChannels,
     configuration: Option<Configuration>,
@@ -136,17 +139,20 @@ impl Daemon {
         let policies = tokio::task::spawn_blocking(move || WasmPolicies::new(settings));
         let clock = Arc::new(SystemClock::default());
         let keeper = open_store(&config, clock.clone()).await?;
-        let previous = Some(keeper.snapshot());
+        let stored = keeper.snapshot();
         let policies = policies.await.context("opening the policies")??;
-        let snapshot = keeper.snapshot();
-        policies.tidy(|digest| snapshot.policies.contains_key(digest));
+        policies.tidy(|digest| stored.policies.contains_key(digest));
         let policies = Arc::new(policies);
         let baseline = baseline(&config);
         let middle = berth_core::start(keeper, &policies, clock, baseline, open_journal(&config))
             .context("cannot start the keeper")?;
         let loader = PolicyLoader::new(middle.core.policies.clone(), config.rules.trusted_keys.clone());
         let core = middle.core.clone();
-        let admin = StartingApi::new(admin, core, Arc::clone(&progress), &config.token_file)?;
+        // Its first batch has what changed while no daemon ran.
+        let mut stream = TransitionStream::since(Arc::clone(&stored));
+        let (logged, cluster_batches) = (stream.subscribe(), Some(stream.subscribe()));
+        let token_file = &config.token_file;
+        let admin = StartingApi::new(admin, core, stream.subscribe(), Arc::clone(&progress), token_file)?;
         let mut daemon = Self {
             config,
             options,
@@ -160,12 +166,16 @@ impl Daemon {
             gpus: None,
             strategy: None,
             cluster: None,
-            previous,
+            cluster_batches,
+            stored,
             kubelet: None,
             labels: labels::LabelChannels::default(),
             configuration,
             tasks: JoinSet::new(),
         };
+        daemon.tasks.spawn(transition_log::run(daemon.kernel().clone(), logged));
+        // It ends with the kernel: the event streams of the admin API name the stop as their end, not that of a task.
+        tokio::spawn(stream.run(daemon.kernel()));
         daemon.show_configuration();
         daemon.tasks.spawn(progress::run_heartbeat(Arc::clone(daemon.kernel().counters())));
         if let Some(cause) = loader.load_all().await? {
@@ -237,6 +247,7 @@ impl Daemon {
             facts.gpus = Step::Done;
         });
         self.record_inventory(inventory).await?;
+        transition_log::log_unchanged(&self.stored, &self.kernel().snapshot());
         self.middle.core.driver.set_scanner(scanner.clone());
         self.gpus = Some(
             GpuWatch::start(&scanner, self.kernel(), self.config.poll)
@@ -289,15 +300,13 @@ impl Daemon {
 
     /// Called after the GPUs are scanned, or after [`GPUS_WAIT_MAX`], since a node that starts has not lost its GPUs.
     fn start_cluster(&mut self) {
-        if self.cluster.is_none() {
+        if let Some(batches) = self.cluster_batches.take() {
             let (api_server, node) = (self.config.api_server.clone(), self.config.node_name.clone());
-            let previous = self.previous.take().unwrap_or_else(|| self.kernel().snapshot());
             let mut settings = berth_cluster::Settings::new(api_server, node);
             settings.labels = self.labels.node_task(&self.config);
             settings.other_writer = self.labels.other_writer(&self.config);
             settings.followed = self.configuration.as_ref().map(Configuration::watched_label);
-            self.tasks.spawn(transition_log::run(self.kernel().clone(), Arc::clone(&previous)));
-            let cluster = berth_cluster::start(settings, self.kernel().clone(), previous);
+            let cluster = berth_cluster::start(settings, self.kernel().clone(), batches);
             self.progress.set_cluster_status(cluster.link());
             self.cluster = Some(cluster);
         }

@@ -5,16 +5,12 @@ use super::client::{ANSWER_MAX, error_chain};
 use super::pending_event::{Bypasses, PendingEvent, Regarding};
 use super::settings::Settings;
 use super::wait::{self, Backoff};
-use berth_core::KernelHandle;
-use berth_core::policy_transitions::{PolicyTransition, policy_transitions};
-use berth_core::stack::PolicyStatuses;
-use berth_kernel::node::ledger::Ledger;
-use berth_kernel::node::transitions::Transitions;
+use berth_core::policy_transitions::PolicyTransition;
+use berth_core::transition_stream::{Batch, Batches};
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::Client;
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc::{Receiver, Sender};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
@@ -42,41 +38,27 @@ const MINUTE: Duration = Duration::from_secs(60);
 /// minute at most. A suspension always is an event.
 const FAULT_EVENT_INTERVAL: Duration = MINUTE;
 
-/// Queues the events of each snapshot; never returns. It runs from the start of the daemon, so that changes before the
-/// first connection to the API server are published later; so are changes while no daemon ran: `before` is the ledger
-/// as the store had it.
-pub(super) async fn collect(
-    settings: &Settings,
-    kernel: &KernelHandle,
-    before: Arc<Ledger>,
-    out: Sender<PendingEvent>,
-) {
-    let mut snapshots = kernel.watch();
-    snapshots.mark_changed();
-    let mut statuses = kernel.watch_policy_statuses();
-    statuses.mark_changed();
-    let mut collector = Collector::new(before, Instant::now());
+/// Queues the events of each batch; never returns. It runs from the start of the daemon, so that changes before the
+/// first connection to the API server are published later; so are changes while no daemon ran, which are the first
+/// batch.
+pub(super) async fn collect(batches: &mut Batches, out: Sender<PendingEvent>) {
+    let mut collector = Collector::new(Instant::now());
     loop {
         let due = collector.policies.next_due();
-        let ended = tokio::select! {
-            changed = snapshots.changed() => changed.is_err(),
-            changed = statuses.changed() => changed.is_err(),
-            () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => false,
-        };
-        if ended {
-            return std::future::pending().await;
+        tokio::select! {
+            batch = batches.recv() => match batch {
+                Some(batch) => collector.step(&batch, &out, Instant::now()),
+                None => return std::future::pending().await,
+            },
+            () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {
+                collector.step_policies(&[], &out, Instant::now());
+            }
         }
-        sleep(settings.gather).await;
-        let now = snapshots.borrow_and_update().clone();
-        collector.step(&now, &out, Instant::now());
-        let statuses = statuses.borrow_and_update().clone();
-        collector.step_policies(statuses, &out, Instant::now());
     }
 }
 
-/// Computes the events of snapshots, within allowances for each minute.
+/// Computes the events of batches, within allowances for each minute.
 struct Collector {
-    transitions: Transitions,
     allowance: Allowance,
     bypasses: Bypasses,
     bypass_allowance: Allowance,
@@ -85,9 +67,8 @@ struct Collector {
 }
 
 impl Collector {
-    fn new(last: Arc<Ledger>, now: Instant) -> Self {
+    fn new(now: Instant) -> Self {
         Self {
-            transitions: Transitions::since(last),
             allowance: Allowance::new(EVENTS_PER_MINUTE_MAX, now),
             bypasses: Bypasses::default(),
             bypass_allowance: Allowance::new(BYPASSES_PER_MINUTE_MAX, now),
@@ -96,9 +77,9 @@ impl Collector {
         }
     }
 
-    fn step(&mut self, ledger: &Arc<Ledger>, out: &Sender<PendingEvent>, now: Instant) {
-        let transitions = self.transitions.step(Arc::clone(ledger));
-        let events = transitions.iter().filter_map(|one| PendingEvent::of_transition(one, ledger));
+    fn step(&mut self, batch: &Batch, out: &Sender<PendingEvent>, now: Instant) {
+        let ledger = &batch.ledger;
+        let events = batch.transitions.iter().filter_map(|one| PendingEvent::of_transition(one, ledger));
         for event in events {
             if !self.allowance.take(now) || out.try_send(event).is_err() {
                 self.allowance.dropped += 1;
@@ -111,12 +92,13 @@ impl Collector {
                 self.allowance.dropped += 1;
             }
         }
-        self.log_dropped(now);
+        self.step_policies(&batch.policies, out, now);
     }
 
-    /// Queues the events of policies. Like those of bypasses, they leave the reserved part of the queue free.
-    fn step_policies(&mut self, status: Arc<PolicyStatuses>, out: &Sender<PendingEvent>, now: Instant) {
-        for event in self.policies.events(status, now) {
+    /// Queues the events of policies, also those that are due without a transition. Like those of bypasses, they leave
+    /// the reserved part of the queue free.
+    fn step_policies(&mut self, transitions: &[PolicyTransition], out: &Sender<PendingEvent>, now: Instant) {
+        for event in self.policies.events(transitions, now) {
             let allowed = out.capacity() > RESERVED && self.policy_allowance.take(now);
             if !allowed || out.try_send(event).is_err() {
                 self.allowance.dropped += 1;
@@ -172,10 +154,10 @@ impl Allowance {
     }
 }
 
-/// Computes the events of policies: their last status, and their faults.
+/// Computes the events of policies from their transitions.
 #[derive(Debug, Default)]
 struct PolicyEvents {
-    last: Arc<PolicyStatuses>,
+    /// By the policy's label; those that had an event in the last [`FAULT_EVENT_INTERVAL`], or have none yet.
     faults: BTreeMap<String, Faults>,
 }
 
@@ -190,25 +172,24 @@ struct Faults {
 }
 
 impl PolicyEvents {
-    /// The events of this status.
-    fn events(&mut self, statuses: Arc<PolicyStatuses>, now: Instant) -> Vec<PendingEvent> {
-        self.faults.retain(|label, _| statuses.contains_key(label));
+    /// The events that are due after these transitions.
+    fn events(&mut self, transitions: &[PolicyTransition], now: Instant) -> Vec<PendingEvent> {
         let mut events = Vec::new();
-        for transition in policy_transitions(&self.last, &statuses) {
+        for transition in transitions {
             match transition {
                 PolicyTransition::Failed { label, times, last } => {
-                    let faults = self.faults.entry(label).or_default();
+                    let faults = self.faults.entry(label.clone()).or_default();
                     faults.times += times;
-                    faults.last = last;
+                    faults.last.clone_from(last);
                 }
-                PolicyTransition::Suspended { ref label, .. } => {
+                PolicyTransition::Suspended { label, .. } => {
                     // Its text has the last fault.
                     if let Some(faults) = self.faults.get_mut(label) {
                         faults.times = 0;
                     }
-                    events.push(PendingEvent::of_policy(&transition));
+                    events.push(PendingEvent::of_policy(transition));
                 }
-                PolicyTransition::Resumed { .. } => events.push(PendingEvent::of_policy(&transition)),
+                PolicyTransition::Resumed { .. } => events.push(PendingEvent::of_policy(transition)),
             }
         }
         for (label, faults) in &mut self.faults {
@@ -219,7 +200,7 @@ impl PolicyEvents {
                 faults.not_before = Some(now + FAULT_EVENT_INTERVAL);
             }
         }
-        self.last = statuses;
+        self.faults.retain(|_, faults| faults.times > 0 || faults.not_before.is_some_and(|at| now < at));
         events
     }
 
@@ -336,8 +317,22 @@ fn is_final(code: u16) -> bool {
 mod tests {
     use super::super::pending_event::tests::Node;
     use super::*;
-    use berth_core::stack::PolicyStatus;
+    use berth_kernel::ids::time::Now;
+    use berth_kernel::node::transitions::Transitions;
+    use std::sync::Arc;
     use tokio::sync::mpsc;
+
+    /// A batch with the transitions to the node's ledger.
+    fn batch(transitions: &mut Transitions, node: &Node) -> Batch {
+        let ledger = Arc::new(node.ledger.clone());
+        Batch {
+            at: Now::default(),
+            transitions: transitions.step(Arc::clone(&ledger)),
+            ledger,
+            policies: Vec::new(),
+            refused: Vec::new(),
+        }
+    }
 
     #[test]
     fn an_allowance_limits_the_events_of_a_minute() {
@@ -357,36 +352,26 @@ mod tests {
         let mut node = Node::new();
         let (out, mut queue) = mpsc::channel(EVENTS_WAITING_MAX);
         let start = Instant::now();
-        let mut collector = Collector::new(Arc::new(node.ledger.clone()), start);
+        let mut transitions = Transitions::since(Arc::new(node.ledger.clone()));
+        let mut collector = Collector::new(start);
         // Two hundred processes, each with a name of its own, for ten minutes; no event is taken from the queue.
         let many: Vec<u32> = (1000..1200).collect();
         node.scan_later(Some(&many));
         for minute in 0..10 {
             node.scan_later(Some(&many));
-            collector.step(&Arc::new(node.ledger.clone()), &out, start + minute * MINUTE);
+            collector.step(&batch(&mut transitions, &node), &out, start + minute * MINUTE);
             let waiting = EVENTS_WAITING_MAX - out.capacity();
             let most = (minute as usize + 1) * BYPASSES_PER_MINUTE_MAX as usize;
             assert_eq!(waiting, most.min(EVENTS_WAITING_MAX - RESERVED));
         }
         node.cordon("fan");
-        collector.step(&Arc::new(node.ledger.clone()), &out, start + 10 * MINUTE);
+        collector.step(&batch(&mut transitions, &node), &out, start + 10 * MINUTE);
         let reasons = std::iter::from_fn(|| queue.try_recv().ok()).map(|n| n.reason);
         let reasons: Vec<_> = reasons.collect();
         assert_eq!(reasons.last(), Some(&"GPUCordoned"));
         // Events that waited are queued once there is room.
-        collector.step(&Arc::new(node.ledger.clone()), &out, start + 10 * MINUTE);
+        collector.step(&batch(&mut transitions, &node), &out, start + 10 * MINUTE);
         assert_eq!(queue.try_recv().unwrap().reason, "GPUBypassed");
-    }
-
-    #[tokio::test]
-    async fn changes_while_no_daemon_ran_are_events() {
-        let mut node = Node::new();
-        let before = Arc::new(node.ledger.clone());
-        node.scan(false);
-        let (out, mut queue) = mpsc::channel(EVENTS_WAITING_MAX);
-        Collector::new(before, Instant::now()).step(&Arc::new(node.ledger.clone()), &out, Instant::now());
-        assert_eq!(queue.try_recv().unwrap().reason, "GPUVanished");
-        assert!(queue.try_recv().is_err());
     }
 
     #[test]
@@ -401,14 +386,8 @@ mod tests {
         assert_eq!(allowance.take_dropped(start + MINUTE), Some(2));
     }
 
-    fn status(label: &str, faults: u64, suspended: bool) -> Arc<PolicyStatuses> {
-        let status = PolicyStatus {
-            revision: 1,
-            faults,
-            suspended,
-            last: Some(format!("admit: fault {faults} (trap)")),
-        };
-        Arc::new(PolicyStatuses::from([(label.to_owned(), status)]))
+    fn failed(label: &str, times: u64) -> PolicyTransition {
+        PolicyTransition::Failed { label: label.into(), times, last: "admit: it trapped".into() }
     }
 
     /// Reason, whether it is a warning, and note of each event.
@@ -419,33 +398,32 @@ mod tests {
     #[test]
     fn a_fault_is_an_event_at_once_and_the_following_are_one_a_minute() {
         let (mut policies, begin) = (PolicyEvents::default(), Instant::now());
-        let mut at = |second, status| fields(policies.events(status, begin + Duration::from_secs(second)));
-        assert_eq!(at(0, status("a@1", 0, false)), []);
-        let first = at(1, status("a@1", 1, false));
-        assert_eq!(first, [("PolicyFault", true, "policy a@1 failed: admit: fault 1 (trap)".into())]);
-        assert_eq!(at(2, status("a@1", 1, false)), [], "nothing new");
-        assert_eq!(at(60, status("a@1", 40, false)), [], "too soon");
+        let mut at = |second, all: &[_]| fields(policies.events(all, begin + Duration::from_secs(second)));
+        let first = at(1, &[failed("a@1", 1)]);
+        assert_eq!(first, [("PolicyFault", true, "policy a@1 failed: admit: it trapped".into())]);
+        assert_eq!(at(2, &[]), [], "nothing new");
+        assert_eq!(at(60, &[failed("a@1", 39)]), [], "too soon");
         assert_eq!(policies.next_due(), Some(begin + Duration::from_secs(61)));
-        let mut at = |second, status| fields(policies.events(status, begin + Duration::from_secs(second)));
-        let later = at(61, status("a@1", 42, false));
-        assert_eq!(later[0].2, "policy a@1 failed 41 times, with the last error: admit: fault 42 (trap)");
-        assert_eq!(at(62, status("b@2", 3, false)).len(), 1, "another policy has a minute of its own");
+        let mut at = |second, all: &[_]| fields(policies.events(all, begin + Duration::from_secs(second)));
+        let later = at(61, &[failed("a@1", 2)]);
+        assert_eq!(later[0].2, "policy a@1 failed 41 times, with the last error: admit: it trapped");
+        assert_eq!(at(62, &[failed("b@2", 3)]).len(), 1, "another policy has a minute of its own");
         assert_eq!(policies.next_due(), None);
+        policies.events(&[], begin + Duration::from_secs(122));
+        assert!(policies.faults.is_empty(), "nothing is kept of what has had its event: {policies:?}");
     }
 
     #[test]
     fn a_suspension_and_its_end_always_are_events() {
         let (mut policies, now) = (PolicyEvents::default(), Instant::now());
-        policies.events(status("a@1", 4, false), now);
-        let suspended = fields(policies.events(status("a@1", 5, true), now));
-        assert_eq!(suspended.len(), 1, "the last fault is part of it: {suspended:?}");
-        assert!(suspended[0].0 == "PolicySuspended" && suspended[0].1, "{suspended:?}");
-        assert!(suspended[0].2.contains("unsuspend") && suspended[0].2.contains("fault 5"));
-        assert_eq!(policies.events(status("a@1", 5, true), now), []);
-        let again = fields(policies.events(status("a@1", 5, false), now));
+        let suspended = || PolicyTransition::Suspended { label: "a@1".into(), last: "fault 5".into() };
+        policies.events(&[failed("a@1", 4)], now);
+        let events = fields(policies.events(&[failed("a@1", 1), suspended()], now));
+        assert_eq!(events.len(), 1, "the last fault is part of it: {events:?}");
+        assert!(events[0].0 == "PolicySuspended" && events[0].1, "{events:?}");
+        assert!(events[0].2.contains("unsuspend") && events[0].2.contains("fault 5"));
+        assert_eq!(policies.events(&[], now), []);
+        let again = fields(policies.events(&[PolicyTransition::Resumed { label: "a@1".into() }], now));
         assert_eq!((again[0].0, again[0].1), ("PolicyAskedAgain", false));
-        // No event for a policy that the stack no longer has.
-        policies.events(status("a@1", 6, true), now);
-        assert_eq!(policies.events(Arc::default(), now), []);
     }
 }

@@ -28,8 +28,7 @@ pub use settings::{
 pub use wait::{BACKOFF_MAX, RetryAfter};
 
 use berth_core::KernelHandle;
-use berth_kernel::node::ledger::Ledger;
-use std::sync::Arc;
+use berth_core::transition_stream::Batches;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
@@ -54,15 +53,15 @@ impl Running {
     }
 }
 
-/// Starts the tasks and returns at once. `before` is the ledger as the last process stored it: changes since then are
-/// published as events.
+/// Starts the tasks and returns at once. The transitions of `batches` are published as events.
 #[must_use]
-pub fn start(settings: Settings, kernel: KernelHandle, before: Arc<Ledger>) -> Running {
+pub fn start(settings: Settings, kernel: KernelHandle, mut batches: Batches) -> Running {
     if settings.api_server == ApiServer::Off {
         return Running { link: watch::channel(ApiServerStatus::Off).1, task: None };
     }
     let (link_sender, link) = watch::channel(ApiServerStatus::Connecting { last_error: None });
-    let task = tokio::spawn(async move { Box::pin(run(&settings, &kernel, &link_sender, before)).await });
+    let task =
+        tokio::spawn(async move { Box::pin(run(&settings, &kernel, &link_sender, &mut batches)).await });
     Running { link, task: Some(task) }
 }
 
@@ -72,7 +71,7 @@ async fn run(
     settings: &Settings,
     kernel: &KernelHandle,
     link: &watch::Sender<ApiServerStatus>,
-    before: Arc<Ledger>,
+    batches: &mut Batches,
 ) {
     let (event_sender, mut events) = mpsc::channel(events::EVENTS_WAITING_MAX);
     let client_tasks = async {
@@ -96,5 +95,5 @@ async fn run(
             },
         );
     };
-    tokio::join!(events::collect(settings, kernel, before, event_sender), client_tasks);
+    tokio::join!(events::collect(batches, event_sender), client_tasks);
 }

@@ -84,12 +84,6 @@ impl KernelHandle {
         baseline_triage(reading, &baseline.xids, baseline.quiet_ms)
     }
 
-    /// The refused requests of the kubelet; one reader gets each of them.
-    #[must_use]
-    pub fn refusals(&self) -> &Refusals {
-        &self.refusals
-    }
-
     /// Reports that a request of the kubelet for these devices was refused.
     pub fn request_refused(&self, resource: &Resource, devices: &[DeviceId], reason: &dyn std::fmt::Display) {
         self.refusals.report(&self.snapshot(), resource, devices, reason, self.now());

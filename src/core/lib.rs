@@ -24,6 +24,7 @@ mod shared;
 pub mod spans;
 pub mod stack;
 pub mod transition_log;
+pub mod transition_stream;
 mod wake;
 
 pub use beat::next_beat;
@@ -33,7 +34,7 @@ pub use jobs::{ActivateError, FileStack, Granted, Reconfiguration, Unprepared};
 pub use kernel_handle::KernelHandle;
 pub use lab::Lab;
 pub use policies::PolicyService;
-pub use refusals::{REFUSALS_PER_MINUTE_MAX, Refusals, RefusedRequest};
+pub use refusals::{REFUSALS_PER_MINUTE_MAX, RefusedRequest};
 pub use shared::Shared;
 
 use crate::stack::Baseline;

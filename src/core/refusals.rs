@@ -1,4 +1,4 @@
-//! Requests of the kubelet that were refused, for the event streams: nothing of them is in the ledger.
+//! Requests of the kubelet that were refused, for the stream of transitions: nothing of them is in the ledger.
 
 use berth_kernel::grants::pod_candidates::candidates;
 use berth_kernel::ids::names::{DeviceId, GpuId, Resource};
@@ -94,7 +94,7 @@ impl Refusals {
     }
 
     /// The refusals since the last call, oldest first; waits for the first one.
-    pub async fn next(&self) -> VecDeque<RefusedRequest> {
+    pub(crate) async fn next(&self) -> VecDeque<RefusedRequest> {
         loop {
             let waiting = std::mem::take(&mut self.inner.lock().waiting);
             if !waiting.is_empty() {

@@ -2,46 +2,42 @@
 //! to containers, and GPUs that are used without an allocation. Operators' orders are logged by the admin API.
 
 use crate::KernelHandle;
+use crate::transition_stream::Batches;
 use berth_kernel::drain::marks::{AtDeadline, Drain};
 use berth_kernel::hardware::health::HealthState;
 use berth_kernel::ids::names::GpuId;
 use berth_kernel::ids::time::Now;
 use berth_kernel::node::ledger::Ledger;
-use berth_kernel::node::transitions::{GpuName, Transition, Transitions};
+use berth_kernel::node::transitions::{GpuName, Transition};
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::timeout;
 
 /// Longest wait for a deadline before the wall clock, which may be set, is read again. A deadline that passes changes
 /// no ledger.
 const DEADLINE_WAIT_MAX: Duration = Duration::from_secs(10);
-/// The pause after each comparison of ledgers, so that a burst of Allocates is compared once.
-const COMPARE_PAUSE: Duration = Duration::from_millis(50);
 /// Most lines about single bypasses after one change: a job of eight ranks on each of two GPUs, and some more. The
 /// others are logged as a number; the API lists them all.
 const BYPASS_LINES_MAX: usize = 20;
 
-/// Logs the transitions of each snapshot; never returns. `before` is the ledger as the last process stored it.
-pub async fn run(kernel: KernelHandle, before: Arc<Ledger>) {
-    let mut snapshots = kernel.watch();
-    snapshots.mark_changed();
-    let mut log = Log::new(before);
+/// Logs the transitions of each batch, and deadlines that are missed; returns when the batches end.
+pub async fn run(kernel: KernelHandle, mut batches: Batches) {
+    let mut log = Log::default();
     loop {
-        let wait = next_deadline(&snapshots.borrow(), kernel.now()).map(|wait| wait.min(DEADLINE_WAIT_MAX));
-        if let Ok(Err(_)) = timeout(wait.unwrap_or(Duration::MAX), snapshots.changed()).await {
-            return std::future::pending().await;
-        }
-        let ledger = snapshots.borrow_and_update().clone();
-        for Line { warning, text } in log.step(&ledger, kernel.now()) {
-            if warning {
-                tracing::warn!("{text}");
-            } else {
-                tracing::info!("{text}");
-            }
-        }
-        tokio::time::sleep(COMPARE_PAUSE).await;
+        let wait = next_deadline(&kernel.snapshot(), kernel.now()).map(|wait| wait.min(DEADLINE_WAIT_MAX));
+        let lines = match timeout(wait.unwrap_or(Duration::MAX), batches.recv()).await {
+            Ok(Some(batch)) => log.lines(&batch.transitions, &batch.ledger, kernel.now()),
+            Ok(None) => return,
+            Err(_) => log.late_lines(&kernel.snapshot(), kernel.now()),
+        };
+        lines.iter().for_each(Line::log);
     }
+}
+
+/// Logs what the last process left and what is still so after the first scan, since no transition reports it. `before`
+/// is the ledger as the last process stored it.
+pub fn log_unchanged(before: &Ledger, now: &Ledger) {
+    unchanged_lines(before, now).iter().for_each(Line::log);
 }
 
 /// Time until the next deadline of a drain; `None` if there is none to come.
@@ -62,31 +58,30 @@ impl Line {
         let text = transition.describe(ledger, GpuName::IndexAndUuid);
         Self { warning: transition.is_warning(), text }
     }
+
+    fn log(&self) {
+        if self.warning {
+            tracing::warn!("{}", self.text);
+        } else {
+            tracing::info!("{}", self.text);
+        }
+    }
 }
 
 /// What was logged so far.
+#[derive(Default)]
 struct Log {
-    transitions: Transitions,
-    /// Whether a snapshot of this process was compared yet.
-    begun: bool,
     /// The missed deadlines that were logged, milliseconds since 1970.
     late: BTreeMap<GpuId, u64>,
 }
 
 impl Log {
-    fn new(last: Arc<Ledger>) -> Self {
-        Self { transitions: Transitions::since(last), begun: false, late: BTreeMap::new() }
-    }
-
-    /// The lines to log for this snapshot.
-    fn step(&mut self, ledger: &Arc<Ledger>, now: Now) -> Vec<Line> {
+    /// The lines to log for these transitions, which led to this ledger.
+    fn lines(&mut self, transitions: &[Transition], ledger: &Ledger, now: Now) -> Vec<Line> {
         let mut lines = Vec::new();
-        if !std::mem::replace(&mut self.begun, true) {
-            lines.extend(unchanged_lines(self.transitions.last(), ledger));
-        }
         let mut bypasses = 0;
-        for transition in self.transitions.step(Arc::clone(ledger)) {
-            match &transition {
+        for transition in transitions {
+            match transition {
                 _ if transition.is_minor() => {}
                 // A healthy GPU has a reason only if an operator marked it healthy, which the handler has logged.
                 Transition::HealthChanged { now, .. }
@@ -95,18 +90,18 @@ impl Log {
                 | Transition::Contested(_)
                 | Transition::StrategyChanged(_)
                 | Transition::ResourceWithdrawn(..)
-                | Transition::NodesChanged(_) => lines.push(Line::of(&transition, ledger)),
+                | Transition::NodesChanged(_) => lines.push(Line::of(transition, ledger)),
                 Transition::DrainChanged { before, now, .. } => {
                     let given_up = now.was_given_up() && !before.was_given_up();
                     if given_up || transition.is_warning() || matches!(now, Drain::Drained(_)) {
-                        let line = Line::of(&transition, ledger);
+                        let line = Line::of(transition, ledger);
                         lines.push(Line { warning: line.warning || given_up, ..line });
                     }
                 }
                 Transition::BypassStarted(_) | Transition::BypassEnded(_) | Transition::BypassPossible(_) => {
                     bypasses += 1;
                     if bypasses <= BYPASS_LINES_MAX {
-                        lines.push(Line::of(&transition, ledger));
+                        lines.push(Line::of(transition, ledger));
                     }
                 }
                 // Operators' orders, and what the API's events show.
@@ -153,7 +148,7 @@ impl Log {
     }
 }
 
-/// The lines about what the last process left and what is still so: no transition reports it.
+/// The lines of [`log_unchanged`].
 fn unchanged_lines(before: &Ledger, now: &Ledger) -> Vec<Line> {
     let mut lines = Vec::new();
     for (gpu, state) in &now.gpus {

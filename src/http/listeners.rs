@@ -70,16 +70,13 @@ const FLUSH_WAIT: Duration = Duration::from_millis(50);
 /// Longest duration of [`Running::stop`].
 const STOP_MAX: Duration = Duration::from_millis(900);
 
-/// The routes that the listeners serve, and their background task.
+/// The routes that the listeners serve.
 pub trait Application: Clone + Send + 'static {
     /// Its routes.
     fn routes() -> &'static RouteTable;
 
     /// Adds the data of the handlers.
     fn data(&self, config: &mut ServiceConfig);
-
-    /// Runs from before the first response until the listeners stop.
-    fn background(&self) -> impl Future<Output = ()> + 'static;
 
     /// Ends responses that last as long as their clients. Called once no request is accepted any more.
     fn stop(&self);
@@ -144,14 +141,15 @@ impl Server {
         self.admin.local_addr().map_err(AdminError::Threads)
     }
 
-    /// Serves requests, on threads of its own.
+    /// Serves requests, on threads of its own. The future of `application` runs from before the first response until
+    /// the listeners stop.
     ///
     /// # Errors
     /// If the system refuses a thread or socket; everything that was started ends again.
-    pub fn run<A: Application>(
+    pub fn run<A: Application, F: Future<Output = ()> + 'static>(
         self,
         counters: Arc<Counters>,
-        application: impl FnOnce(Arc<Context>) -> A + Send + 'static,
+        application: impl FnOnce(Arc<Context>) -> (A, F) + Send + 'static,
     ) -> Result<Running, AdminError> {
         let address = self.address()?;
         let health_address = self.health.as_ref().map(TcpListener::local_addr);
@@ -176,15 +174,15 @@ impl Server {
         Ok(Running { stop, stopped, address, url: format!("{scheme}://{address}"), health_address })
     }
 
-    async fn serve<A: Application>(
+    async fn serve<A: Application, F: Future<Output = ()> + 'static>(
         self,
         counters: Arc<Counters>,
-        application: impl FnOnce(Arc<Context>) -> A,
+        application: impl FnOnce(Arc<Context>) -> (A, F),
         mut stops: tokio::sync::mpsc::Receiver<()>,
         started: &mpsc::Sender<io::Result<()>>,
     ) {
         let context = Arc::new(Context::new(self.access, A::routes(), counters));
-        let application = application(Arc::clone(&context));
+        let (application, background) = application(Arc::clone(&context));
         let (socket, _file) = self.socket.map(AdminSocket::split).unzip();
         let (servers, slots) = match start(&context, &application, self.admin, self.health, socket) {
             Ok(started) => started,
@@ -194,7 +192,6 @@ impl Server {
             }
         };
         let handles: Vec<_> = servers.iter().map(dev::Server::handle).collect();
-        let background = application.background();
         let running: Vec<_> = servers.into_iter().map(rt::spawn).collect();
         let _ = started.send(Ok(()));
         let malformed = Rc::<RefCell<Malformed>>::default();

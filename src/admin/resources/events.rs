@@ -12,65 +12,41 @@ use actix_web::http::header::{CONTENT_ENCODING, CONTENT_TYPE};
 use actix_web::web::{self, Data};
 use actix_web::{HttpRequest, HttpResponse};
 use berth_api::{EventKind, Kind};
-use berth_core::policy_transitions::policy_transitions;
+use berth_core::transition_stream::Batches;
 use berth_http::{Caller, Failure, HandlerResult, IDENTITY, excerpt};
 use berth_kernel::node::ledger::Ledger;
-use berth_kernel::node::transitions::Transitions;
 use futures_util::{FutureExt as _, stream as futures_stream};
 use serde::Deserialize;
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::sync::Arc;
-use std::time::Duration;
 use stream::{EventFilter, EventStream, IsAdmitted, Start, StreamTimes};
 use utoipa::IntoParams;
 
 /// The `Retry-After` of a request for one stream too many, seconds.
 const STREAMS_RETRY_S: u64 = 10;
-/// The pause after each comparison of ledgers, so that a burst of Allocates is compared once.
-const COMPARE_PAUSE: Duration = Duration::from_millis(50);
 /// The content type of a stream.
 pub(crate) const EVENT_STREAM: &str = "text/event-stream";
 /// The header in which a client that reconnects sends the id of its last event.
 const LAST_EVENT_ID: &str = "last-event-id";
 
-/// Adds the transitions of each new ledger since `before`, and refused requests, to the feed; returns when the keeper ends.
-pub(crate) fn run(state: Data<State>, before: Arc<Ledger>) -> impl Future<Output = ()> {
-    let (mut snapshots, mut standings) = (state.kernel.watch(), state.kernel.watch_policy_statuses());
-    snapshots.mark_changed();
-    let mut transitions = Transitions::since(before);
-    let mut policies = standings.borrow_and_update().clone();
-    async move {
-        loop {
-            let mut refused = VecDeque::new();
-            let changed = tokio::select! {
-                changed = snapshots.changed() => changed,
-                changed = standings.changed() => changed,
-                requests = state.kernel.refusals().next() => {
-                    refused = requests;
-                    Ok(())
-                }
-            };
-            if changed.is_err() {
-                return state.feed.ring.close("the daemon's ledger has ended");
+/// Adds the changes of each batch to the feed; returns when the batches end.
+pub(crate) async fn run(state: Data<State>, mut batches: Batches) {
+    while let Some(batch) = batches.recv().await {
+        let (ledger, now) = (&batch.ledger, batch.at);
+        for transition in &batch.transitions {
+            if let Some(event) = transition_event(transition, ledger, now) {
+                state.feed.add(&event, now);
             }
-            let ledger = snapshots.borrow_and_update().clone();
-            let (before, now) = (policies, state.kernel.now());
-            policies = standings.borrow_and_update().clone();
-            for transition in transitions.step(Arc::clone(&ledger)) {
-                if let Some(event) = transition_event(&transition, &ledger, now) {
-                    state.feed.add(&event, now);
-                }
-            }
-            for transition in policy_transitions(&before, &policies) {
-                state.feed.add(&policy_event(&transition, &ledger, now), now);
-            }
-            for request in refused {
-                state.feed.add(&refused_event(request, &ledger), now);
-            }
-            tokio::time::sleep(COMPARE_PAUSE).await;
+        }
+        for transition in &batch.policies {
+            state.feed.add(&policy_event(transition, ledger, now), now);
+        }
+        for request in &batch.refused {
+            state.feed.add(&refused_event(request, ledger), now);
         }
     }
+    state.feed.ring.close("the daemon's ledger has ended");
 }
 
 /// The filter of a stream, and the event that it starts after.

@@ -4,6 +4,7 @@
 use super::progress::Progress;
 use anyhow::Context as _;
 use berth_core::Core;
+use berth_core::transition_stream::Batches;
 use berth_http::Running;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -32,17 +33,17 @@ impl StartingApi {
     pub(super) fn new(
         server: berth_admin::Server,
         core: Core,
+        batches: Batches,
         progress: Arc<Progress>,
         token_file: &std::path::Path,
     ) -> anyhow::Result<Self> {
         let (address, start_now) = (server.address()?, Arc::new(Notify::new()));
         let (delay, token_file) = (Arc::clone(&start_now), token_file.to_owned());
-        let before = core.kernel.snapshot();
         let mut starting = JoinSet::new();
         starting.spawn(async move {
             let _ = timeout(DELAY_MAX, delay.notified()).await;
             let facts = Arc::new(move || progress.facts());
-            let run = move || server.run_since(before, core, facts);
+            let run = move || server.run(core, facts, batches);
             let running = tokio::task::spawn_blocking(run).await.context("starting the admin API")??;
             tracing::info!(
                 token_file = %token_file.display(),

@@ -6,7 +6,9 @@ use berth_kernel::ids::names::{AllocationId, DeviceId, GpuId, Resource};
 use berth_kernel::node::change::{Change, Entry};
 use berth_kernel::node::command::Command;
 use berth_kernel::node::decide::decide;
+use berth_kernel::node::transitions::Transitions;
 use berth_kernel::sharing::offer::{Consumes, OfferLine, PartOffer};
+use std::sync::Arc;
 
 fn gpu() -> GpuId {
     GpuId::parse("GPU-0").unwrap()
@@ -78,13 +80,34 @@ impl Node {
     }
 }
 
-fn new_lines(log: &mut Log, node: &Node) -> Vec<(bool, String)> {
-    let lines = log.step(&Arc::new(node.ledger.clone()), node.now);
+/// The log with the transitions that it is given.
+struct Logged {
+    transitions: Transitions,
+    log: Log,
+}
+
+impl Logged {
+    fn since(ledger: Ledger) -> Self {
+        Self { transitions: Transitions::since(Arc::new(ledger)), log: Log::default() }
+    }
+}
+
+fn new_lines(logged: &mut Logged, node: &Node) -> Vec<(bool, String)> {
+    let transitions = logged.transitions.step(Arc::new(node.ledger.clone()));
+    fields(logged.log.lines(&transitions, &node.ledger, node.now))
+}
+
+/// Level and text of each line about what is as the last process left it.
+fn unchanged(before: &Ledger, node: &Node) -> Vec<(bool, String)> {
+    fields(unchanged_lines(before, &node.ledger))
+}
+
+fn fields(lines: Vec<Line>) -> Vec<(bool, String)> {
     lines.into_iter().map(|line| (line.warning, line.text)).collect()
 }
 
 /// Asserts that there is one new line, of this level and with this text.
-fn one(log: &mut Log, node: &Node, warning: bool, text: &str) {
+fn one(log: &mut Logged, node: &Node, warning: bool, text: &str) {
     let lines = new_lines(log, node);
     assert!(lines.len() == 1 && lines[0].0 == warning && lines[0].1.contains(text), "{text}: {lines:?}");
     assert_eq!(new_lines(log, node), [], "once");
@@ -98,12 +121,15 @@ fn drain(node: &mut Node, order: Order) {
 #[test]
 fn each_change_of_a_gpus_health_is_logged_once_and_an_operators_order_is_not() {
     let mut node = Node::new();
-    let mut log = Log::new(Arc::new(node.ledger.clone()));
+    let mut log = Logged::since(node.ledger.clone());
     assert_eq!(new_lines(&mut log, &node), [], "no line for a healthy node");
     node.scan(false);
     one(&mut log, &node, true, "GPU 3 (GPU-0) is gone: NVML no longer lists it");
-    let stored = Arc::new(node.ledger.clone());
-    one(&mut Log::new(stored), &node, true, "GPU 3 (GPU-0) is still gone");
+    let still = unchanged(&node.ledger, &node);
+    assert!(
+        matches!(&still[..], [(true, text)] if text.starts_with("GPU 3 (GPU-0) is still gone")),
+        "{still:?}"
+    );
     node.scan(true);
     one(&mut log, &node, false, "is back, and healthy");
     node.scan_with_error("fell off the bus");
@@ -123,28 +149,25 @@ fn each_change_of_a_gpus_health_is_logged_once_and_an_operators_order_is_not() {
 #[test]
 fn a_gpu_that_is_missing_or_unhealthy_at_the_start_is_logged() {
     let mut node = Node::new();
-    let stored = Arc::new(node.ledger.clone());
+    let stored = node.ledger.clone();
     node.scan(false);
-    one(&mut Log::new(stored), &node, true, "is gone");
+    assert_eq!(unchanged(&stored, &node), [], "its health changed");
+    one(&mut Logged::since(stored), &node, true, "is gone");
     let mut node = Node::new();
     node.scan_with_error("lost");
-    one(&mut Log::new(Arc::new(Ledger::default())), &node, true, "is unhealthy: lost");
+    one(&mut Logged::since(Ledger::default()), &node, true, "is unhealthy: lost");
 }
 
 #[test]
 fn the_progress_and_end_of_a_drain_are_logged_and_its_order_is_not() {
     let mut node = Node::new();
-    let mut log = Log::new(Arc::new(node.ledger.clone()));
+    let mut log = Logged::since(node.ledger.clone());
     let deadline_wall_ms = Some(node.now.wall_ms + 5_000);
     drain(&mut node, Order { deadline_wall_ms, ..Order::default() });
     assert_eq!(new_lines(&mut log, &node), [], "the admin API logs it");
-    let stored = Arc::new(node.ledger.clone());
-    one(
-        &mut Log::new(stored),
-        &node,
-        false,
-        "the drain of GPU 3 (GPU-0) by ada (fan) continues after the restart",
-    );
+    let text = "the drain of GPU 3 (GPU-0) by ada (fan) continues after the restart";
+    let continued = unchanged(&node.ledger, &node);
+    assert!(matches!(&continued[..], [(false, line)] if line.starts_with(text)), "{continued:?}");
     node.now = Now { wall_ms: node.now.wall_ms + 5_000, mono_ms: node.now.mono_ms + 5_000 };
     one(&mut log, &node, true, "was not drained by its deadline");
     drain(&mut node, Order { deadline_wall_ms, at_deadline: AtDeadline::GiveUp, ..Order::default() });

@@ -6,6 +6,9 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+/// Longest wait for a response. An activation that compiles a policy took more than 10 s beside two builds.
+const RESPONSE_MAX: Duration = Duration::from_secs(60);
+
 /// A client of the admin API with a token.
 #[derive(Clone)]
 pub struct Api {
@@ -37,7 +40,7 @@ impl Api {
 
     fn with_token(address: SocketAddr, token: Token) -> Self {
         let config = ureq::Agent::config_builder()
-            .timeout_global(Some(Duration::from_secs(10)))
+            .timeout_global(Some(RESPONSE_MAX))
             .http_status_as_error(false)
             .proxy(None)
             .build();

@@ -2,6 +2,7 @@
 
 use crate::cluster::faults::{settings, soon, view};
 use crate::support::api_server::{ApiServer, Cut, LIST, NODE_READ, NODE_WATCH, Read, Unread, WATCH, pod};
+use crate::support::batches::batches;
 use crate::support::kubelet_bench::{Node, Recipe};
 use berth_cluster::{self, ApiServerStatus, Running, Settings, WatchedLabel};
 use std::time::{Duration, Instant};
@@ -31,7 +32,7 @@ impl Watched {
     ) -> Self {
         let node = Recipe::default().idle().await;
         let settings = change(settings(&server, folder.path()));
-        let running = berth_cluster::start(settings, node.kernel.clone(), node.kernel.snapshot());
+        let running = berth_cluster::start(settings, node.kernel.clone(), batches(&node.kernel));
         let watched = Self { server, node, running, _folder: folder };
         watched.is_current().await;
         watched.begun(1).await;

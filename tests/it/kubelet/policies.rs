@@ -2,6 +2,7 @@
 //! denials that withdraw a resource for a while.
 
 use crate::kubelet::allocation::refused;
+use crate::support::batches::batches;
 use crate::support::kubelet_bench::{GPU, Node, Recipe, SHARED, SOON, gpu, gpu_id};
 use berth_admin::{NodeFacts, Server, Step};
 use berth_core::ActivateError;
@@ -99,7 +100,8 @@ impl Api {
             tls_poll_interval: berth_http::TLS_POLL_INTERVAL,
         };
         let facts = || NodeFacts { gpus: Step::Done, ..NodeFacts::default() };
-        let running = Server::bind(settings).unwrap().run(node.core.clone(), Arc::new(facts)).unwrap();
+        let server = Server::bind(settings).unwrap();
+        let running = server.run(node.core.clone(), Arc::new(facts), batches(&node.kernel)).unwrap();
         let token = std::fs::read_to_string(token_file).unwrap().trim().to_owned();
         Self { running, token, _folder: folder }
     }

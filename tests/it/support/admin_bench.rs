@@ -1,6 +1,7 @@
 //! A node with an admin API on loopback, over a real keeper and a real policy thread; and a client.
 
 use crate::support::admin_fakes::{MemoryPolicies, SwitchStore, digest_of};
+use crate::support::batches::batches;
 use crate::support::kubelet_fakes::RealClock;
 use crate::support::port::Port;
 use crate::support::wait::SOON;
@@ -145,7 +146,7 @@ impl Bench {
         let server = Server::bind(settings).unwrap();
         let facts = Arc::clone(&self.facts);
         let facts = Arc::new(move || facts.lock().unwrap().clone());
-        self.api = Some(server.run(self.core.clone(), facts).unwrap());
+        self.api = Some(server.run(self.core.clone(), facts, batches(&self.kernel)).unwrap());
         let text = std::fs::read_to_string(self.dir.path().join("token")).unwrap();
         self.token = text.trim().to_owned();
     }

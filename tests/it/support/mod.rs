@@ -5,6 +5,7 @@ pub(crate) mod admin_fakes;
 pub(crate) mod api_reviews;
 pub(crate) mod api_server;
 pub(crate) mod api_writes;
+pub(crate) mod batches;
 pub(crate) mod child;
 pub(crate) mod client;
 pub(crate) mod files;

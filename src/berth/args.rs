@@ -1,10 +1,11 @@
 //! The command line. The help text of a command describes it and shows examples.
 
-use crate::config::ServeArgs;
 use crate::state::StateCommand;
 use berth_cli::command::ClientCommand;
 use berth_cli::reach::ClientArgs;
-use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
+use berth_config::ServeArgs;
+use berth_scenario::policy_new::NewPolicy;
+use clap::{ArgAction, Parser, Subcommand};
 use std::path::PathBuf;
 
 const EXAMPLES: &str = "\
@@ -202,33 +203,6 @@ every path is a scenario. policies-wasm/README.md of the sources describes the f
         #[arg(long, value_name = "NAME")]
         shipped: Option<String>,
     },
-}
-
-/// `berth policy new`.
-#[derive(Args, Clone, Debug)]
-pub struct NewPolicy {
-    /// Its name: a DNS label such as `fill-first`
-    pub name: String,
-    /// Its programming language
-    #[arg(long, value_enum, default_value_t)]
-    pub lang: Lang,
-    /// The new folder, which must not exist [default: the policy's name]
-    #[arg(long, value_name = "DIR")]
-    pub dir: Option<PathBuf>,
-}
-
-/// Languages of `berth policy new`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum Lang {
-    /// The smallest and fastest, with an SDK and native tests
-    #[default]
-    Rust,
-    /// With wit-bindgen and clang
-    C,
-    /// With componentize-qjs
-    Js,
-    /// With componentize-py
-    Python,
 }
 
 /// `berth config`.

@@ -1,17 +1,18 @@
 //! Runs a command. `serve` loads its settings here and runs [`daemon`](crate::daemon).
 
 use crate::args::{CdiCommand, Cli, Command, ConfigCommand, NodeCommand, PolicyCommand, TokenCommand};
-use crate::config::nvidia::{Finding, is_nvidia, translate};
-use crate::config::{Choice, Config, ServeArgs, read_text_or_input};
 use crate::daemon::{SkippedChecks, exit_on_signals};
-use crate::{author, checks, options, policy_new, state, telemetry};
+use crate::{checks, options, state, telemetry};
 use anyhow::{Context, anyhow, ensure};
 use berth_cli::Request;
 use berth_cli::output::{Out, decide_colours, print_error};
 use berth_cli::reach::ClientArgs;
 use berth_cli::usage::{self, BadUsage};
 use berth_cluster::ApiServer;
+use berth_config::nvidia::{Finding, is_nvidia, translate};
+use berth_config::{Choice, Config, ServeArgs, read_text_or_input};
 use berth_files::yaml::Document;
+use berth_scenario::{author, policy_new};
 use clap::CommandFactory;
 use serde::Serialize;
 use std::path::Path;

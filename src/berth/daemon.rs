@@ -21,10 +21,10 @@ pub use serve::{serve, serve_with};
 pub(crate) use setup::{open_gpus, process_visibility};
 use strategy::{StrategySettings, StrategyTask};
 
-use crate::config::Config;
 use admin_api::StartingApi;
 use anyhow::Context;
 use berth_admin::Step;
+use berth_config::Config;
 use berth_core::keeper::{CommandError, Keeper, Snapshot};
 use berth_core::transition_log;
 use berth_core::transition_stream::{Batches, TransitionStream};

@@ -1,17 +1,13 @@
 //! Berth: a Kubernetes node daemon that shares and guards a node's GPUs. This crate composes the other ones: command
-//! line, configuration, start and stop, checks, scenarios, logs and traces.
+//! line, start and stop, checks, logs and traces.
 
 pub mod args;
-mod author;
 mod checks;
 pub mod command;
-pub mod config;
 pub mod daemon;
 mod options;
-mod policy_new;
 #[cfg(test)]
 mod remedies;
-pub mod scenario;
 mod state;
 mod strategy;
 pub mod telemetry;

@@ -1,9 +1,9 @@
 //! Sets up logs to standard error, as text or one JSON object per line, and traces, if a collector is configured.
 
-use crate::config::{Config, LogFormat};
 use crate::trace;
 use anyhow::Context as _;
 use berth_cli::usage::BadUsage;
+use berth_config::{Config, LogFormat};
 use berth_core::counters::MALFORMED;
 use berth_core::spans;
 use std::io::IsTerminal;

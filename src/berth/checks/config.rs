@@ -1,9 +1,9 @@
 //! `berth config check`: reads a file as the daemon would and reports all errors, without starting anything.
 
 use crate::args::Cli;
-use crate::config::{BadSetting, Config, ConfigError, GpuSource, ServeArgs, Source, read_text_or_input};
 use crate::daemon::{Findings, SkippedChecks, dry_run};
 use berth_cli::output::{Out, facts, report};
+use berth_config::{BadSetting, Config, ConfigError, GpuSource, ServeArgs, Source, read_text_or_input};
 use berth_files::yaml::Problem;
 use berth_http::{Right, TokenSource, check_files};
 use clap::CommandFactory;

@@ -7,12 +7,12 @@ mod line;
 mod state;
 
 use crate::command;
-use crate::config::{Config, ServeArgs};
 use crate::daemon::{self, SkippedChecks};
 use crate::strategy::NodeVersions;
 use berth_cli::output::Out;
 use berth_cli::reach::ClientArgs;
 use berth_cluster::{ApiServer, NodeInfo};
+use berth_config::{Config, ServeArgs};
 use berth_kernel::hardware::gpu::{Inventory, Part, Reading};
 use berth_kernel::hardware::process::ProcessVisibility;
 use berth_kernel::ids::names::PartId;
@@ -212,7 +212,7 @@ fn as_text(lines: &[Line]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::FileConfig;
+    use berth_config::FileConfig;
     use std::fs;
     use std::os::unix::net::UnixListener;
 

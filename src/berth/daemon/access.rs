@@ -1,7 +1,7 @@
 //! Access to the admin API: the settings of its server, and reviews by the API server.
 
-use crate::config::Config;
 use berth_cluster::ApiServer;
+use berth_config::Config;
 use berth_http::{ReviewError, Reviewer, User};
 use berth_kernel::drain::eviction::EvictionOutcome;
 use berth_kernel::evidence::pods::Pod;

@@ -2,9 +2,9 @@
 
 use super::dry_run::{start_stack, test_stack};
 use super::setup;
-use crate::config::{Chosen, Config};
 use anyhow::Context;
 use berth_cluster::WatchedLabel;
+use berth_config::{Chosen, Config};
 use berth_core::PolicyService;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -140,7 +140,7 @@ fn name(config: &Config) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{Choice, ChoiceArgs, ServeArgs};
+    use berth_config::{Choice, ChoiceArgs, ServeArgs};
 
     #[tokio::test]
     async fn a_file_that_is_created_after_its_label_is_selected() {

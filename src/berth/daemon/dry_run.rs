@@ -3,9 +3,9 @@
 
 use super::policies::{resolve, resolve_entry};
 use super::setup::{self, SystemClock, baseline, new_stack, open_gpus};
-use crate::config::{BadSetting, Config, GpuSource};
 use anyhow::Context;
 use berth_admin::NoVersion;
+use berth_config::{BadSetting, Config, GpuSource};
 use berth_core::stack::{DryRun, TIME_FACTOR};
 use berth_files::yaml::Problems;
 use berth_gpus::sim::SimGpus;

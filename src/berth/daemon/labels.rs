@@ -2,11 +2,11 @@
 //! sends them to the task that patches the node object.
 
 use super::progress::Progress;
-use crate::config::Config;
 use berth_admin::Step;
 use berth_cluster::ApiServer;
 use berth_cluster::node_labels::{Facts, Labels, OTHER_WRITER, file, labels};
 use berth_cluster::{NodeLabelState, NodeLabelTask, OtherWriter};
+use berth_config::Config;
 use berth_core::{KernelHandle, next_beat};
 use berth_kernel::hardware::mig::MigStrategy;
 use berth_kernel::ids::names::Resource;

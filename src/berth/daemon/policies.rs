@@ -2,9 +2,9 @@
 //! configuration file (names become versions).
 
 use super::progress::Progress;
-use crate::config::{BadSetting, Config, StackEntryConfig};
 use anyhow::Context;
 use berth_admin::{NoVersion, resolve_version};
+use berth_config::{BadSetting, Config, StackEntryConfig};
 use berth_core::PolicyService;
 use berth_core::policies::signatures;
 use berth_files::yaml::Problems;

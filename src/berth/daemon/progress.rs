@@ -1,8 +1,8 @@
 //! The progress of the start, for readiness and the API.
 
-use crate::config::Config;
 use berth_admin::{NodeFacts, Registration, Step};
 use berth_cluster::{ApiServer, ApiServerStatus};
+use berth_config::Config;
 use berth_core::counters::Counters;
 use berth_core::next_beat;
 use berth_kubelet::Registrations;

@@ -2,9 +2,9 @@
 
 use super::setup::wait_until_clock_is_set;
 use super::{Daemon, Options, exit_signals};
-use crate::config::Config;
 use crate::trace::Pump;
 use anyhow::Context;
+use berth_config::Config;
 use berth_core::keeper::Snapshot;
 use berth_core::spans;
 use berth_kernel::drain::marks::Drain;

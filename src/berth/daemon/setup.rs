@@ -1,7 +1,7 @@
 //! The parts and settings of the daemon that are derived from the configuration, and its clock.
 
-use crate::config::{Config, GpuSource};
 use anyhow::Context;
+use berth_config::{Config, GpuSource};
 use berth_core::stack::Baseline;
 use berth_files::{Exposure, WRITABLE_BY_OTHERS};
 use berth_gpus::nvml::{NvmlGpus, NvmlOptions};

@@ -3,9 +3,9 @@
 //! deleted.
 
 use super::progress::Progress;
-use crate::config::Config;
 use crate::strategy::{Access, NodeVersions, Strategy, StrategyFinder};
 use berth_cluster::ApiServer;
+use berth_config::Config;
 use berth_core::{KernelHandle, next_beat};
 use berth_files::FolderEvents;
 use berth_kernel::hardware::device_access::{DeviceAccess, NamedPart};

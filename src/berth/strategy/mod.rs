@@ -7,7 +7,7 @@ mod own_spec;
 mod runtime;
 mod settled;
 
-use crate::config::{CdiGenerate, Config, GpuSource};
+use berth_config::{CdiGenerate, Config, GpuSource};
 use berth_gpus::cdi::{Driver, FileState, NamedDevices, OWN_FILE, OWN_KIND, file_states, named_devices};
 use berth_kernel::hardware::gpu::Part;
 use berth_kernel::hardware::mig::MigStrategy;

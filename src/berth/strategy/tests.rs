@@ -1,5 +1,5 @@
 use super::*;
-use crate::config::{FileConfig, ServeArgs};
+use berth_config::{FileConfig, ServeArgs};
 use berth_gpus::cdi::Spec;
 use berth_kernel::hardware::gpu::{MIG_INDEX, Mig};
 use berth_kernel::ids::names::{GpuId, PartId};

@@ -15,7 +15,7 @@ mod pump;
 
 pub use pump::{Pump, RunningPump, counts};
 
-use crate::config::TracingSettings;
+use berth_config::TracingSettings;
 use berth_core::spans::{self, Exporter};
 use client::Client;
 use headers::Headers;

@@ -207,8 +207,8 @@ mod tests {
     #![allow(clippy::unwrap_used)]
 
     use super::*;
-    use crate::config::{Endpoint, Protocol, TracingSettings};
     use crate::trace::headers::Headers;
+    use berth_config::{Endpoint, Protocol, TracingSettings};
     use opentelemetry::trace::{Tracer, TracerProvider};
     use opentelemetry_sdk::trace::{Sampler, SdkTracerProvider};
 

@@ -19,8 +19,8 @@ mod table;
 mod workload;
 
 use anyhow::Context;
-use berth::config::{Config, FileConfig, ServeArgs};
 use berth::daemon::{Daemon, Options};
+use berth_config::{Config, FileConfig, ServeArgs};
 use berth_gpus::sim::SimGpus;
 use clap::Parser;
 use fakes::api::Api;

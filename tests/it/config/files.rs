@@ -360,7 +360,7 @@ fn documented() -> Vec<(String, String)> {
     let shipped = std::fs::read_dir(root.join("policies-wasm")).unwrap().map(|entry| entry.unwrap().path());
     let folders = folders.into_iter().chain(shipped).filter_map(|folder| std::fs::read_dir(folder).ok());
     let files = folders.flatten().map(|entry| entry.unwrap().path());
-    let refused = berth::config::FileConfig::parse("noSuchKey: 1").unwrap_err().to_string();
+    let refused = berth_config::FileConfig::parse("noSuchKey: 1").unwrap_err().to_string();
     let known: Vec<&str> =
         refused.split_once("expected one of").unwrap().1.split('`').skip(1).step_by(2).collect();
     let mut found = Vec::new();

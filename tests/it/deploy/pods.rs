@@ -2,7 +2,7 @@
 
 use crate::daemon::process::{House, SHARED, SOON, WHOLE, berth, ended};
 use crate::deploy::files::{documents, name, of_kind, read};
-use berth::config::{Config, FileConfig, ServeArgs};
+use berth_config::{Config, FileConfig, ServeArgs};
 use berth_wasm::limits::{COMPILE_MEMORY_BYTES_MAX, DAEMON_MEMORY_BYTES};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};

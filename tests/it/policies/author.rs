@@ -6,7 +6,7 @@ use std::os::unix::fs::DirEntryExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use berth::scenario::PolicyTester;
+use berth_scenario::PolicyTester;
 
 use crate::support::guests::{guest, module};
 use crate::support::kept_compiler::{self, kept_compiler};

@@ -2,8 +2,8 @@
 //! GPUs: the MIG strategy, and the MPS daemons of resources.
 
 use super::line::Line;
-use crate::config::{Config, GpuSource};
 use crate::strategy::{Access, NodeVersions, StrategyFinder};
+use berth_config::{Config, GpuSource};
 use berth_gpus::nvml::{NvmlOptions, WSL2, is_wsl2};
 use berth_kernel::hardware::gpu::Part;
 use berth_kernel::hardware::mig::plan;
@@ -111,7 +111,7 @@ pub(super) fn mps(config: &Config, root: &Path) -> Vec<Line> {
 mod tests {
     use super::*;
     use crate::checks::node::line::Level;
-    use crate::config::{FileConfig, ServeArgs};
+    use berth_config::{FileConfig, ServeArgs};
     use berth_kernel::hardware::gpu::Mig;
     use berth_kernel::ids::names::{GpuId, PartId};
     use std::collections::BTreeMap;

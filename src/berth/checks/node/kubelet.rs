@@ -5,7 +5,7 @@
 //! one, also of a kubelet inside another program.
 
 use super::line::{Level, Line};
-use crate::config::Config;
+use berth_config::Config;
 use berth_files::socket::connect_within;
 use berth_kubelet::checkpoint::{CHECKPOINT_BYTES_MAX, CHECKPOINT_FILE};
 use berth_kubelet::{NoConnection, NoSocket, permission_advice, socket_metadata};

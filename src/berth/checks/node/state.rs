@@ -2,11 +2,11 @@
 //! daemon that already runs with this configuration may use.
 
 use super::line::Line;
-use crate::config::Config;
 use berth_api::Node;
 use berth_cli::client::Client;
 use berth_cli::reach::ClientArgs;
 use berth_cli::reach::is_berth_at;
+use berth_config::Config;
 use berth_files::{USABLE_BY_OTHERS, WRITABLE_BY_OTHERS};
 use rustix::fs::{Access, access, major, minor, statvfs};
 use std::fs::{metadata, read_to_string};

@@ -1,5 +1,5 @@
 use super::*;
-use crate::config::RUNTIME_FILES;
+use berth_config::RUNTIME_FILES;
 use berth_kubelet::Cdi;
 use std::fs;
 

@@ -20,8 +20,8 @@ mod load;
 mod stacks;
 
 use anyhow::{Context, ensure};
-use berth::config::{Config, FileConfig, ServeArgs};
 use berth::daemon::{Daemon, Options};
+use berth_config::{Config, FileConfig, ServeArgs};
 use fakes::api::Api;
 use kubelet_standin::{Kubelet, Rpc};
 use load::Load;

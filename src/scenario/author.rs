@@ -1,6 +1,6 @@
 //! `berth policy check` and `test`: commands for authors of policies, which need no daemon.
 
-use crate::scenario::{FILE_BYTES_MAX, PolicyTester, Report};
+use crate::{FILE_BYTES_MAX, PolicyTester, Report};
 use anyhow::{Context, anyhow, bail};
 use berth_cli::arguments::{read_file, read_parameters};
 use berth_cli::output::{Out, facts};
@@ -68,7 +68,10 @@ struct ActivationResult {
 }
 
 /// `berth policy check`. Returns whether the policy is accepted.
-pub(super) fn check(file: &Path, parameters: Option<&str>, out: &mut Out) -> anyhow::Result<bool> {
+///
+/// # Errors
+/// If a file cannot be read.
+pub fn check(file: &Path, parameters: Option<&str>, out: &mut Out) -> anyhow::Result<bool> {
     let module = read_module(file)?;
     let parameters = parameters.map(|text| read_parameters("--parameters", text)).transpose()?;
     let bench = PolicyTester::new()?;
@@ -176,7 +179,10 @@ struct TestResult {
 }
 
 /// `berth policy test`. Returns whether all scenarios passed.
-pub(super) fn test(
+///
+/// # Errors
+/// If a file cannot be read, or the policy cannot be used.
+pub fn test(
     file: Option<&Path>,
     scenarios: &[PathBuf],
     shipped: Option<&str>,

@@ -1,6 +1,7 @@
 //! Tests of policies without a daemon: whether a module is a valid policy and accepts its parameters, and whether it
 //! does what a scenario file expects.
 //!
+//! - `author`, `policy_new`: the commands `berth policy check`, `test` and `new`
 //! - `format`, `expect`: the format of a scenario file; expectations, and how results differ from them
 //! - `node`, `pods`: a simulated node with the real keeper, a store in memory and a clock that steps advance
 //! - `run`, `report`: running the steps, and the results
@@ -8,10 +9,12 @@
 //! The rules are the daemon's: the same kernel, stack evaluation, compiler and limits. There is no kubelet, no
 //! reconcile pass and no thread; nothing happens between steps.
 
+pub mod author;
 mod expect;
 mod format;
 mod node;
 mod pods;
+pub mod policy_new;
 mod report;
 mod run;
 

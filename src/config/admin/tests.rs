@@ -1,5 +1,5 @@
 use super::*;
-use crate::config::{Config, FileConfig, ServeArgs};
+use crate::{Config, FileConfig, ServeArgs};
 
 fn merged(yaml: &str) -> Result<Config, String> {
     let file = FileConfig::parse(yaml).map_err(|e| e.to_string())?;

@@ -1,7 +1,7 @@
 //! Flags and variables of NVIDIA's device plugin (v0.20) for which Berth has no flag of its own, and the notices for
 //! those that are not used. None is shown by `--help`; `docs/changeover.md` lists them.
 
-use crate::config::checks::{Checks, bad, invalid_because};
+use crate::checks::{Checks, bad, invalid_because};
 use clap::Args;
 use clap::builder::{BoolishValueParser, TypedValueParser};
 use std::path::{Path, PathBuf};

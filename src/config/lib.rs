@@ -15,9 +15,7 @@ mod tracing;
 mod trusted;
 
 pub use args::{ApiServerMode, ChoiceArgs, LogFormat, ServeArgs};
-#[cfg(test)]
-pub(crate) use cdi::RUNTIME_FILES;
-pub use cdi::{CdiGenerate, CdiSettings};
+pub use cdi::{CdiGenerate, CdiSettings, RUNTIME_FILES};
 pub use checks::{BadSetting, BadSettings, ConfigError};
 pub use choice::{Choice, Chosen};
 pub use file::{FileConfig, LabelSettings, StackEntryConfig};

@@ -1,11 +1,10 @@
 //! `berth policy new`: creates a folder for a new policy. Its files are embedded in the program (`build.rs` lists the
 //! templates, the SDK and the contract of `policies-wasm`).
 
-use crate::args::{Lang, NewPolicy};
 use anyhow::{Context, bail};
 use berth_cli::output::Out;
 use berth_cli::usage::BadUsage;
-use clap::ValueEnum;
+use clap::{Args, ValueEnum};
 use serde::Serialize;
 use std::fs;
 use std::io::Write;
@@ -21,7 +20,38 @@ const TYPE: &str = "MyPolicy";
 /// Longest name: a DNS label.
 const NAME_BYTES_MAX: usize = 63;
 
-pub(super) fn run(new: &NewPolicy, out: &mut Out) -> anyhow::Result<()> {
+/// `berth policy new`.
+#[derive(Args, Clone, Debug)]
+pub struct NewPolicy {
+    /// Its name: a DNS label such as `fill-first`
+    pub name: String,
+    /// Its programming language
+    #[arg(long, value_enum, default_value_t)]
+    pub lang: Lang,
+    /// The new folder, which must not exist [default: the policy's name]
+    #[arg(long, value_name = "DIR")]
+    pub dir: Option<PathBuf>,
+}
+
+/// Languages of `berth policy new`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Lang {
+    /// The smallest and fastest, with an SDK and native tests
+    #[default]
+    Rust,
+    /// With wit-bindgen and clang
+    C,
+    /// With componentize-qjs
+    Js,
+    /// With componentize-py
+    Python,
+}
+
+/// Creates the folder.
+///
+/// # Errors
+/// If the name is not one for a policy, or the folder exists or cannot be written.
+pub fn run(new: &NewPolicy, out: &mut Out) -> anyhow::Result<()> {
     check_name(&new.name).map_err(BadUsage)?;
     if berth_wasm::is_shipped_name(&new.name) {
         return Err(BadUsage(format!(

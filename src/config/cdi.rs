@@ -10,7 +10,7 @@ const PATHS_MAX: usize = 16;
 /// The folders that runtimes read (CDI SPEC.md, "Default directories").
 const FOLDERS: [&str; 2] = ["/etc/cdi", "/var/run/cdi"];
 /// Usual configuration files: containerd's, those of k3s and RKE2, CRI-O's, Docker's.
-pub(crate) const RUNTIME_FILES: [&str; 5] = [
+pub const RUNTIME_FILES: [&str; 5] = [
     "/etc/containerd/config.toml",
     "/var/lib/rancher/k3s/agent/etc/containerd/config.toml",
     "/var/lib/rancher/rke2/agent/etc/containerd/config.toml",
@@ -92,7 +92,7 @@ pub(super) fn resolve(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{Config, FileConfig, ServeArgs};
+    use crate::{Config, FileConfig, ServeArgs};
 
     fn settings(yaml: &str) -> Result<Config, String> {
         let file = FileConfig::parse(yaml).map_err(|error| error.to_string())?;

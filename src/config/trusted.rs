@@ -77,7 +77,7 @@ fn parse(text: &str) -> Result<[u8; 32], String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::BadSettings;
+    use crate::BadSettings;
 
     /// The key of the first test of RFC 8032, as `openssl pkey -pubout` prints it.
     const PEM: &str = "-----BEGIN PUBLIC KEY-----\n\

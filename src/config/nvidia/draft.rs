@@ -1,7 +1,7 @@
 //! Reads an NVIDIA file as NVIDIA's parser does (keys in any case, text from any scalar), and drafts the Berth file,
 //! with comments for settings without an equal.
 
-use crate::config::file::FileConfig;
+use crate::file::FileConfig;
 use berth_files::yaml::{Document, LeftOut, Problems};
 use serde::Serialize;
 use serde_json::{Map, Value};

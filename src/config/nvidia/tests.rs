@@ -1,6 +1,6 @@
 use super::args::unused_environment_notices;
 use super::*;
-use crate::config::{Config, FileConfig, NvidiaArgs, ServeArgs, StackEntryConfig};
+use crate::{Config, FileConfig, NvidiaArgs, ServeArgs, StackEntryConfig};
 
 fn document(text: &str) -> Document {
     Document::parse(text).unwrap()

@@ -151,8 +151,8 @@ impl Config {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::GpuSource;
-    use crate::config::args::fallbacks;
+    use crate::GpuSource;
+    use crate::args::fallbacks;
     use std::path::Path;
 
     fn folder(files: &[&str]) -> tempfile::TempDir {

@@ -198,7 +198,7 @@ fn check_resource_edits(at: &str, edits: &ResourceEdits, checks: &mut Checks) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{Config, FileConfig, ServeArgs};
+    use crate::{Config, FileConfig, ServeArgs};
 
     const SHARED: &str = "nvidia.com/gpu.shared";
 

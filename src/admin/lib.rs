@@ -15,7 +15,6 @@ mod row;
 mod state;
 mod survey;
 
-pub use resources::stack_entries::{NoVersion, resolve_version};
 pub use state::{EvictionCheck, Facts, NodeFacts, Registration, Step};
 
 use actix_web::web::{Data, ServiceConfig};

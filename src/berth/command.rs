@@ -1,9 +1,10 @@
 //! Runs a command. `serve` loads its settings here and runs [`daemon`](crate::daemon).
 
 use crate::args::{CdiCommand, Cli, Command, ConfigCommand, NodeCommand, PolicyCommand, TokenCommand};
-use crate::daemon::{SkippedChecks, exit_on_signals};
-use crate::{checks, options, state, telemetry};
+use crate::daemon::exit_on_signals;
+use crate::{options, state, telemetry};
 use anyhow::{Context, anyhow, ensure};
+use berth_checks::SkippedChecks;
 use berth_cli::Request;
 use berth_cli::output::{Out, decide_colours, print_error};
 use berth_cli::reach::ClientArgs;
@@ -60,15 +61,19 @@ fn dispatch(cli: &Cli, out: &mut Out) -> anyhow::Result<bool> {
         },
         Command::Config { command: ConfigCommand::Check { file, without_files, without_gpus } } => {
             let skipped = SkippedChecks { files: *without_files, gpus: *without_gpus };
-            checks::config::run(file, skipped, out)?;
+            let berth = Cli::command();
+            let serve = berth.find_subcommand("serve").context("there is no `serve`")?;
+            berth_checks::config::run(file, skipped, serve, out)?;
         }
         Command::Config { command: ConfigCommand::FromNvidia { file } } => from_nvidia(file, out)?,
         Command::Node { command: NodeCommand::Client(command) } => {
             berth_cli::run(Request::Node(command), client, out)?;
         }
-        Command::Node { command: NodeCommand::Check(args) } => return checks::node::run(args, client, out),
+        Command::Node { command: NodeCommand::Check(args) } => {
+            return berth_checks::node::run(args, &load(args, client)?, out);
+        }
         Command::Cdi { command: CdiCommand::Check { file, against, without_files } } => {
-            return checks::cdi::run(file, against, *without_files, out);
+            return berth_checks::cdi::run(file, against, *without_files, out);
         }
         Command::State { command } => state::run(command, out)?,
         Command::Token { command: TokenCommand::Rotate } => {
@@ -126,9 +131,9 @@ pub fn load(args: &ServeArgs, client: &ClientArgs) -> anyhow::Result<Config> {
         }
         None => config,
     };
-    crate::daemon::check_source(&config.gpus).map_err(|error| match args.gpus {
-        Some(_) => BadUsage(format!("{error:#}")).into(),
-        None => error,
+    config.gpus.check().map_err(|error| match args.gpus {
+        Some(_) => anyhow::Error::new(BadUsage(error.to_string())),
+        None => error.into(),
     })?;
     Ok(config)
 }

@@ -4,42 +4,40 @@
 mod access;
 mod admin_api;
 mod configuration;
-mod dry_run;
 mod exit_signals;
 mod labels;
 mod memory;
-mod policies;
 mod progress;
 mod reload;
 mod serve;
 mod setup;
-mod strategy;
 
-pub(crate) use dry_run::{Findings, SkippedChecks, check_source, dry_run};
 pub(crate) use exit_signals::exit_on_signals;
 pub use serve::{serve, serve_with};
-pub(crate) use setup::{open_gpus, process_visibility};
-use strategy::{StrategySettings, StrategyTask};
 
 use admin_api::StartingApi;
 use anyhow::Context;
 use berth_admin::Step;
+use berth_checks::policy_settings;
 use berth_config::Config;
+use berth_config::new_stack;
 use berth_core::keeper::{CommandError, Keeper, Snapshot};
+use berth_core::policies::PolicyLoader;
 use berth_core::transition_log;
 use berth_core::transition_stream::{Batches, TransitionStream};
 use berth_core::{
     ActivateError, FileStack, GpuWatch, InventoryScanner, KernelHandle, PolicyService, RunningCore,
+    SystemClock,
 };
 use berth_kernel::hardware::gpu::Inventory;
 use berth_kernel::node::ports::{Gpus, GpusError, StoreError};
 use berth_kernel::node::refusal::Refusal;
 use berth_store::SledStore;
+use berth_strategy::{StrategySettings, StrategyTask};
 use berth_wasm::WasmPolicies;
 use configuration::Configuration;
-use policies::{PolicyLoader, resolve};
 use progress::Progress;
-use setup::{SystemClock, baseline, create_state_dir, new_stack, open_journal, process_source};
+use setup::{create_state_dir, open_journal};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -134,7 +132,7 @@ impl Daemon {
         finding.spawn(find_gpus(config.clone(), options.gpus.clone(), Arc::clone(&progress)));
         let settings = berth_wasm::Settings {
             compiler: options.compiler.clone(),
-            ..setup::policies(&config, config.state_dir.clone())
+            ..policy_settings(&config, config.state_dir.clone())
         };
         let policies = tokio::task::spawn_blocking(move || WasmPolicies::new(settings));
         let clock = Arc::new(SystemClock::default());
@@ -143,8 +141,7 @@ impl Daemon {
         let policies = policies.await.context("opening the policies")??;
         policies.tidy(|digest| stored.policies.contains_key(digest));
         let policies = Arc::new(policies);
-        let baseline = baseline(&config);
-        let middle = berth_core::start(keeper, &policies, clock, baseline, open_journal(&config))
+        let middle = berth_core::start(keeper, &policies, clock, config.baseline(), open_journal(&config))
             .context("cannot start the keeper")?;
         let loader = PolicyLoader::new(middle.core.policies.clone(), config.rules.trusted_keys.clone());
         let core = middle.core.clone();
@@ -179,8 +176,9 @@ impl Daemon {
         daemon.show_configuration();
         daemon.tasks.spawn(progress::run_heartbeat(Arc::clone(daemon.kernel().counters())));
         if let Some(cause) = loader.load_all().await? {
-            let (progress, interval) = (Arc::clone(&daemon.progress), daemon.options.stack_again);
-            daemon.tasks.spawn(loader.retry_until_callable(progress, cause, interval));
+            let progress = Arc::clone(&daemon.progress);
+            let report = move |reason| progress.update(|facts| facts.uncallable = reason);
+            daemon.tasks.spawn(loader.retry_until_callable(report, cause, daemon.options.stack_again));
         }
         daemon.resolve_file_stack()?;
         Ok(daemon)
@@ -254,9 +252,11 @@ impl Daemon {
                 .context("cannot start the GPU threads")?,
         );
         let is_simulated = self.options.gpus.is_some();
-        let (progress, kernel) = (Arc::clone(&self.progress), self.kernel().clone());
+        let progress = Arc::clone(&self.progress);
+        let on_change =
+            Box::new(move |strategy| progress.update(|facts| facts.device_list_strategy = Some(strategy)));
         let (mut strategy, strategy_settings) =
-            StrategyTask::new(self.config.clone(), is_simulated, progress, kernel);
+            StrategyTask::new(self.config.clone(), is_simulated, on_change, self.kernel().clone());
         self.strategy = Some(strategy_settings);
         let settings = berth_kubelet::Settings {
             waits: self.options.waits.clone(),
@@ -364,7 +364,7 @@ impl Daemon {
     /// active: then the error is only shown.
     fn resolve_file_stack(&self) -> anyhow::Result<()> {
         let snapshot = self.kernel().snapshot();
-        let stack = match resolve(&self.config, &snapshot) {
+        let stack = match self.config.resolve_stack(&snapshot) {
             Ok(entries) => FileStack { entries, error: None },
             Err(error) if snapshot.stack.from_api => {
                 tracing::error!("the stack of the configuration cannot be used: {error}");
@@ -474,13 +474,13 @@ async fn find_gpus(
     progress: Arc<Progress>,
 ) -> anyhow::Result<(InventoryScanner, Inventory)> {
     let mut retry = Retry::default();
-    let processes = Arc::new(process_source(&config));
+    let processes = Arc::new(config.processes.source());
     loop {
         let (source, given) = (config.gpus.clone(), given.clone());
         let (processes, health_checks) = (Arc::clone(&processes), config.health_checks);
         let excluded = config.excluded_gpus.clone();
         let open = move || -> Result<(InventoryScanner, Inventory), GpusError> {
-            let gpus = given.map_or_else(|| open_gpus(source), Ok)?;
+            let gpus = given.map_or_else(|| source.open(), Ok)?;
             let scanner = InventoryScanner::new(gpus, processes)
                 .with_health_checks(health_checks)
                 .with_excluded(&excluded);

@@ -2,14 +2,12 @@
 //! line, start and stop, checks, logs and traces.
 
 pub mod args;
-mod checks;
 pub mod command;
 pub mod daemon;
 mod options;
 #[cfg(test)]
 mod remedies;
 mod state;
-mod strategy;
 pub mod telemetry;
 pub mod trace;
 pub mod usage;

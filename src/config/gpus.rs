@@ -1,14 +1,19 @@
 //! The source of the GPUs, their MIG strategy, what makes them unhealthy, and the processes on them.
 
 use super::checks::{BadSetting, Checks, bad, parse_keyword};
+use berth_gpus::nvml::{NvmlGpus, NvmlOptions};
+use berth_gpus::procfs::ProcFs;
+use berth_gpus::sim::SimGpus;
 use berth_kernel::hardware::gpu_selector::GpuSelector;
 use berth_kernel::hardware::mig::MigStrategy;
 use berth_kernel::hardware::triage::XidRules;
+use berth_kernel::node::ports::{Gpus, GpusError};
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{self, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use std::fmt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// Highest XID that `all` covers; NVIDIA's numbers end well below.
 const XID_MAX: u64 = 1024;
@@ -43,6 +48,45 @@ pub enum GpuSource {
     },
     /// Simulated GPUs: a profile such as `8xh100`, or a file.
     Sim(String),
+}
+
+impl GpuSource {
+    /// Opens the backend.
+    ///
+    /// # Errors
+    /// If it cannot be opened; the error has the fix.
+    pub fn open(&self) -> Result<Arc<dyn Gpus>, GpusError> {
+        Ok(match self {
+            Self::Nvml { library, driver_root } => Arc::new(NvmlGpus::open(NvmlOptions {
+                library: library.clone(),
+                driver_root: driver_root.clone().unwrap_or_else(|| "/".into()),
+                in_container: std::env::var_os("KUBERNETES_SERVICE_HOST").is_some(),
+                ..NvmlOptions::default()
+            })?),
+            Self::Sim(profile) => Arc::new(SimGpus::open(profile)?),
+        })
+    }
+
+    /// Checks that the source can ever work. An unknown simulated profile cannot, while a missing library or file may
+    /// still appear.
+    ///
+    /// # Errors
+    /// If the profile is unknown.
+    pub fn check(&self) -> Result<(), GpusError> {
+        if let Some(profile) = self.profile() {
+            SimGpus::open(profile)?;
+        }
+        Ok(())
+    }
+
+    /// The profile of simulated GPUs, which do not depend on the machine.
+    #[must_use]
+    pub fn profile(&self) -> Option<&str> {
+        match self {
+            Self::Sim(profile) if SimGpus::is_profile(profile) => Some(profile),
+            Self::Sim(_) | Self::Nvml { .. } => None,
+        }
+    }
 }
 
 /// Most items of `gpus.exclude`: four times the GPUs of the largest node.
@@ -217,6 +261,14 @@ pub struct ProcessSettings {
     pub ignore: Vec<String>,
     /// The path of `/proc`.
     pub proc_root: PathBuf,
+}
+
+impl ProcessSettings {
+    /// The source of processes and their owners.
+    #[must_use]
+    pub fn source(&self) -> ProcFs {
+        ProcFs::new(self.proc_root.clone(), &self.ignore)
+    }
 }
 
 /// `processes` in the file: see [`ProcessSettings`].

@@ -11,6 +11,7 @@ mod gpus;
 pub mod nvidia;
 mod reload;
 mod source;
+mod stack;
 mod tracing;
 mod trusted;
 
@@ -23,9 +24,11 @@ pub use gpus::{GpuSource, ProcessSettings};
 pub use nvidia::args::NvidiaArgs;
 pub use reload::{Effect, Origin, Reloaded, SettingChange, Versions};
 pub use source::{Source, read_text_or_input};
+pub use stack::new_stack;
 pub use tracing::{Endpoint, Protocol, TracingSettings};
 
 use berth_cluster::ApiServer;
+use berth_core::stack::Baseline;
 use berth_files::yaml::Problem;
 use berth_http::AdminAccess;
 use berth_kernel::hardware::gpu_selector::GpuSelector;
@@ -146,6 +149,18 @@ impl Config {
         match &self.source {
             Some(source) => source.locate(bad, &ServeArgs::default()),
             None => Problem { place: None, key: bad.setting, what: bad.what },
+        }
+    }
+
+    /// What is answered if every policy passes.
+    #[must_use]
+    pub fn baseline(&self) -> Baseline {
+        Baseline {
+            resource: self.resource.clone(),
+            mig: self.mig_strategy,
+            mps_sockets: self.edits.mps_sockets(),
+            xids: self.xids.clone(),
+            quiet_ms: self.rules.timing.quiet_ms,
         }
     }
 

@@ -5,6 +5,7 @@
 //! [`PolicyService`] uploads and activates policies; [`Lab`] tries them on recorded and live decisions.
 
 mod beat;
+mod clock;
 pub mod counters;
 mod driver_access;
 pub mod gpu_history;
@@ -28,6 +29,7 @@ pub mod transition_stream;
 mod wake;
 
 pub use beat::next_beat;
+pub use clock::SystemClock;
 pub use driver_access::{DriverAccess, Release, ReleaseError, ReleaseOrder};
 pub use gpu_watch::{GpuWatch, InventoryScanner};
 pub use jobs::{ActivateError, FileStack, Granted, Reconfiguration, Unprepared};

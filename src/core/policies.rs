@@ -1,12 +1,16 @@
 //! The node's policies: uploaded, made callable, activated, deleted.
 
 mod chunks;
+mod loader;
 mod prepare;
+mod resolve;
 pub mod signatures;
 mod upload;
 
 pub use chunks::ModuleChunks;
+pub use loader::{LoadError, NotCallable, PolicyLoader};
 pub use prepare::Prepared;
+pub use resolve::{ResolveError, resolve_version};
 pub use upload::{DeleteError, Upload, UploadError, Uploaded};
 
 use crate::jobs::{ActivateError, FileStack, OtherJob, Reconfiguration};

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """What each containerd makes of the configuration files in `containerd/`: writes `containerd.json`, which Berth's reader is
-tested against (src/berth/strategy/runtime/containerd.rs).
+tested against (src/strategy/runtime/containerd.rs).
 
     sudo -E python3 tests/runtimes/regenerate.py            # all versions
     sudo -E python3 tests/runtimes/regenerate.py --check    # changes nothing; exit status 1 if an answer changed

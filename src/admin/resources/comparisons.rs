@@ -2,7 +2,6 @@
 
 use crate::failure::{IntoFailure, OrFailure};
 use crate::resources::decisions;
-use crate::resources::stack_entries::resolve_version;
 use crate::state::State;
 use actix_web::http::header::LOCATION;
 use actix_web::web::{Data, Path, Payload, Query};
@@ -10,6 +9,7 @@ use actix_web::{HttpRequest, HttpResponse};
 use berth_api::{
     Candidate, Comparison, Difference, Hook, Kind, Operation, Replay, Shadow, ShadowList, parameters, rfc3339,
 };
+use berth_core::policies::resolve_version;
 use berth_http::{Caller, Failure, HandlerResult, body, etag, query};
 use berth_kernel::node::ledger::Ledger;
 use berth_kernel::node::refusal::Refusal;

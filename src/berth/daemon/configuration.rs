@@ -1,8 +1,7 @@
 //! Detects that the node's label selects another configuration file.
 
-use super::dry_run::{start_stack, test_stack};
-use super::setup;
 use anyhow::Context;
+use berth_checks::{policy_settings, start_stack, test_stack};
 use berth_cluster::WatchedLabel;
 use berth_config::{Chosen, Config};
 use berth_core::PolicyService;
@@ -114,7 +113,7 @@ async fn select_other(
     let prepared = policies.prepare(entries.iter().map(|entry| &entry.digest)).await;
     let prepared = prepared.with_context(|| unusable_text(&other))?;
     let settings =
-        berth_wasm::Settings { compiler: compiler.to_owned(), ..setup::policies(&other, folder.to_owned()) };
+        berth_wasm::Settings { compiler: compiler.to_owned(), ..policy_settings(&other, folder.to_owned()) };
     let (node, now) = (policies.kernel().snapshot(), policies.kernel().now());
     let test = move || {
         let _prepared = prepared;

@@ -6,11 +6,11 @@
 //! once a minute, and SIGHUP has the file read at once.
 
 use super::Daemon;
-use super::dry_run::{check_source, test_stack};
-use super::policies::resolve;
-use super::setup::{self, baseline, new_stack};
 use berth_api::{ConfigurationError, ConfigurationState, SettingEffect, SettingProblem, rfc3339};
-use berth_config::{BadSetting, Config, ConfigError, Effect, Origin, Reloaded, SettingChange, Versions};
+use berth_checks::{policy_settings, test_stack};
+use berth_config::{
+    BadSetting, Config, ConfigError, Effect, Origin, Reloaded, SettingChange, Versions, new_stack,
+};
 use berth_core::keeper::{CommandError, Snapshot};
 use berth_core::{ActivateError, FileStack, Reconfiguration, next_beat};
 use berth_files::FolderEvents;
@@ -173,7 +173,7 @@ impl Daemon {
         let prepared = prepared.map_err(|error| of_key(config, "stack", &error.to_string()))?;
         let settings = berth_wasm::Settings {
             compiler: self.options.compiler.clone(),
-            ..setup::policies(config, config.state_dir.clone())
+            ..policy_settings(config, config.state_dir.clone())
         };
         let (node, now) = (self.kernel().snapshot(), self.kernel().now());
         let (config, entries) = (config.clone(), entries.clone());
@@ -193,7 +193,7 @@ impl Daemon {
         is_stack_unchanged
             && *self.policies().file_stack() == *file_stack
             && config.rules == *active.rules
-            && baseline(config) == *self.policies().baseline()
+            && config.baseline() == *self.policies().baseline()
     }
 
     /// Tries the file's stack beside the one that is active, and replaces the rules, the baseline and the stack. The
@@ -215,7 +215,7 @@ impl Daemon {
         let is_replaced = !active.stack.from_api && active.stack.entries != file_stack.entries;
         let new = Reconfiguration {
             rules: config.rules.clone(),
-            baseline: baseline(config),
+            baseline: config.baseline(),
             file_stack: file_stack.clone(),
             stack: is_replaced.then(|| new_stack(file_stack.entries.clone())),
             revision: active.stack.revision,
@@ -360,15 +360,15 @@ fn check(running: &Config, node: &Arc<Ledger>) -> Result<Checked, Problems> {
         error => of_file(format!("{:#}", anyhow::Error::new(error))),
     })?;
     let Some(new) = new else { return Err(problems) };
-    if let Err(error) = check_source(&new.gpus) {
-        problems.push(new.locate(BadSetting::new("gpus", format!("{error:#}"))));
+    if let Err(error) = new.gpus.check() {
+        problems.push(new.locate(BadSetting::new("gpus", error.to_string())));
     }
     for (key, error) in check_files(&new.token_file, &new.admin) {
         problems.push(new.locate(BadSetting::new(key, format!("{:#}", anyhow::Error::new(error)))));
     }
     let reloaded = running.reloaded(new);
     let mut file_stack = FileStack::default();
-    match resolve(&reloaded.config, node) {
+    match reloaded.config.resolve_stack(node) {
         Ok(entries) => file_stack.entries = entries,
         // As at a start: the active stack does not come from this file, so the rest of it is applied.
         Err(of_stack) if node.stack.from_api => file_stack.error = Some(of_stack.to_string()),

@@ -22,7 +22,7 @@ use tracing::Span;
 /// other threads. With two, each timer and each answer of another thread wakes both.
 const WORKERS: usize = 1;
 /// How long an unused thread for blocking work is kept: longer than the interval of checks of the node
-/// (`daemon/strategy.rs`), which would otherwise start a thread each time.
+/// (`src/strategy/task.rs`), which would otherwise start a thread each time.
 const BLOCKING_THREAD_KEEP_ALIVE: Duration = Duration::from_secs(15);
 /// Longest time to send the last spans after the daemon has stopped.
 const FLUSH_MAX: Duration = Duration::from_millis(500);

@@ -1,20 +1,12 @@
-//! Loads policies at the start (checks their signatures and makes them callable), and resolves the stack of the
-//! configuration file (names become versions).
+//! Loads policies at the start: checks their signatures, and makes them callable.
 
-use super::progress::Progress;
-use anyhow::Context;
-use berth_admin::{NoVersion, resolve_version};
-use berth_config::{BadSetting, Config, StackEntryConfig};
-use berth_core::PolicyService;
-use berth_core::policies::signatures;
-use berth_files::yaml::Problems;
+use super::{PolicyService, signatures};
+use crate::keeper::CommandError;
 use berth_kernel::ids::names::Digest;
 use berth_kernel::node::command::Command;
-use berth_kernel::node::ledger::Ledger;
 use berth_kernel::node::ports::InstallError;
-use berth_kernel::policy::stack::StackEntry;
 use berth_kernel::policy::version::{PolicyVersion, Provenance, TrustedKey};
-use berth_kernel::policy::version_records::{check_trust, may_activate};
+use berth_kernel::policy::version_records::may_activate;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::task::JoinError;
@@ -29,15 +21,26 @@ const RETRY_INTERVAL_MAX: Duration = Duration::from_secs(600);
 
 /// Makes the policies of this release and of the store known and callable.
 #[derive(Clone)]
-pub(super) struct PolicyLoader {
+pub struct PolicyLoader {
     policies: PolicyService,
     keys: Arc<[TrustedKey]>,
     /// The first pass retries temporary failures and logs its findings.
     is_first_pass: bool,
 }
 
+/// Error of loading the policies.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// The versions cannot be recorded.
+    #[error("the versions of the policies cannot be recorded: {0}")]
+    NotRecorded(#[from] CommandError),
+    /// The thread that loads them failed.
+    #[error("loading the policies: {0}")]
+    Thread(#[from] JoinError),
+}
+
 /// Why the active stack is not callable.
-pub(super) struct NotCallable {
+pub struct NotCallable {
     /// The revision of that stack.
     revision: u64,
     reason: String,
@@ -56,7 +59,9 @@ enum Restored {
 }
 
 impl PolicyLoader {
-    pub(super) fn new(policies: PolicyService, keys: Vec<TrustedKey>) -> Self {
+    /// A loader; `keys` are the keys whose signatures are trusted.
+    #[must_use]
+    pub fn new(policies: PolicyService, keys: Vec<TrustedKey>) -> Self {
         Self { policies, keys: keys.into(), is_first_pass: true }
     }
 
@@ -67,31 +72,31 @@ impl PolicyLoader {
     ///
     /// # Errors
     /// If the versions cannot be recorded.
-    pub(super) async fn load_all(&self) -> anyhow::Result<Option<NotCallable>> {
+    pub async fn load_all(&self) -> Result<Option<NotCallable>, LoadError> {
         let pass = |loader: &Self| {
             loader.record_shipped()?;
             let node = loader.policies.kernel().snapshot();
             loader.load(node.policies.keys(), node.stack.revision)
         };
-        self.run(pass).await.context("loading the policies")?
+        self.run(pass).await?
     }
 
-    /// Records at once why the active stack is not callable. The future retries until it is callable, first after
+    /// Reports at once why the active stack is not callable. The future retries until it is callable, first after
     /// `wait`, and after each upload, which may bring lost files back. It ends when another stack is active, since
-    /// activation made that one callable.
-    pub(super) fn retry_until_callable(
+    /// activation made that one callable. `report` gets each reason, and `None` at the end.
+    pub fn retry_until_callable(
         self,
-        progress: Arc<Progress>,
+        report: impl Fn(Option<String>) + Send + 'static,
         cause: NotCallable,
         wait: Duration,
     ) -> impl Future<Output = ()> {
         let NotCallable { revision, reason, .. } = cause;
-        // The cause is recorded before the daemon is up, so that readiness never hides that policies are not callable.
-        progress.update(|facts| facts.uncallable = Some(reason));
-        self.retry(progress, revision, wait)
+        // The cause is reported before the daemon is up, so that readiness never hides that policies are not callable.
+        report(Some(reason));
+        self.retry(report, revision, wait)
     }
 
-    async fn retry(mut self, progress: Arc<Progress>, revision: u64, mut wait: Duration) {
+    async fn retry(mut self, report: impl Fn(Option<String>), revision: u64, mut wait: Duration) {
         self.is_first_pass = false;
         let mut snapshots = self.policies.kernel().watch();
         let mut uploads = self.policies.watch_uploads();
@@ -108,7 +113,7 @@ impl PolicyLoader {
                 let node = loader.policies.kernel().snapshot();
                 loader.load(node.stack.entries.iter().map(|entry| &entry.digest), revision)
             };
-            match self.run(pass).await.context("loading the active stack's policies").flatten() {
+            match self.run(pass).await.map_err(LoadError::from).flatten() {
                 Ok(None) => {
                     tracing::info!("the policies of the active stack can be called again");
                     break;
@@ -117,16 +122,14 @@ impl PolicyLoader {
                     if !is_temporary {
                         wait = (wait * 2).min(RETRY_INTERVAL_MAX);
                     }
-                    progress.update(|facts| facts.uncallable = Some(reason));
+                    report(Some(reason));
                 }
                 Err(error) => {
-                    tracing::warn!(
-                        "cannot record which policies of the active stack can be called: {error:#}"
-                    );
+                    tracing::warn!("cannot record which policies of the active stack can be called: {error}");
                 }
             }
         }
-        progress.update(|facts| facts.uncallable = None);
+        report(None);
     }
 
     /// Runs a pass on a thread that may block. The API already runs, and a version that it deletes meanwhile must not
@@ -145,7 +148,7 @@ impl PolicyLoader {
     }
 
     /// Records which versions this release ships.
-    fn record_shipped(&self) -> anyhow::Result<()> {
+    fn record_shipped(&self) -> Result<(), LoadError> {
         let kernel = self.policies.kernel();
         let shipped = self.policies.files().shipped(kernel.now());
         kernel.execute_blocking(Command::RecordShipped(shipped))?;
@@ -157,7 +160,7 @@ impl PolicyLoader {
         &self,
         digests: impl IntoIterator<Item = &'d Digest>,
         revision: u64,
-    ) -> anyhow::Result<Option<NotCallable>> {
+    ) -> Result<Option<NotCallable>, LoadError> {
         let mut not_callable: Option<NotCallable> = None;
         for digest in digests {
             let node = self.policies.kernel().snapshot();
@@ -255,47 +258,4 @@ fn log_untrusted(version: &PolicyVersion, active: bool) {
         "a known policy is not called: no trusted key signed it{effect} (`berth policy push FILE --signature \
          FILE.sig` adds a signature)"
     );
-}
-
-/// Resolves the stack of a configuration to versions that the node has and that may be activated.
-///
-/// # Errors
-/// All invalid entries with their lines: an unknown policy, a digest of another policy, or a version that no trusted
-/// key signed.
-pub(super) fn resolve(config: &Config, ledger: &Ledger) -> Result<Vec<StackEntry>, Problems> {
-    let mut problems = Problems::default();
-    let mut resolved = Vec::with_capacity(config.stack.len());
-    for (at, entry) in config.stack.iter().enumerate() {
-        let entry = resolve_entry(entry, ledger).map_err(|error| error.to_string()).and_then(|entry| {
-            let trusted = check_trust(ledger, std::slice::from_ref(&entry), &config.rules.trusted_keys);
-            trusted.map_err(|refusal| refusal.to_string()).map(|()| entry)
-        });
-        match entry {
-            Ok(entry) => resolved.push(entry),
-            Err(error) => problems.push(config.locate(BadSetting::new(format!("stack[{at}].policy"), error))),
-        }
-    }
-    if problems.is_empty() { Ok(resolved) } else { Err(problems) }
-}
-
-/// As [`resolve`], for one entry.
-///
-/// # Errors
-/// As [`resolve_version`]; the text names the entry.
-pub(super) fn resolve_entry(entry: &StackEntryConfig, ledger: &Ledger) -> Result<StackEntry, NoVersion> {
-    let name = &entry.policy;
-    let with_entry =
-        |error: String| format!("stack entry {}: {error}", name.chars().take(80).collect::<String>());
-    let version = resolve_version(ledger, name, entry.digest.as_deref()).map_err(|error| match error {
-        NoVersion::NotHere(error) => NoVersion::NotHere(with_entry(error)),
-        NoVersion::Wrong(error) => NoVersion::Wrong(with_entry(error)),
-    })?;
-    let parameters = serde_json::Value::Object(entry.parameters.clone()).to_string();
-    Ok(StackEntry {
-        name: version.name.clone(),
-        digest: version.digest.clone(),
-        parameters,
-        permissions: entry.permissions.resolve(),
-        on_fault: entry.on_fault.into(),
-    })
 }

@@ -2,8 +2,8 @@
 //! configuration, the CDI specifications, the driver's files or the GPUs change, and when Berth's own specification was
 //! deleted.
 
-use super::progress::Progress;
-use crate::strategy::{Access, NodeVersions, Strategy, StrategyFinder};
+use crate::{Access, NodeVersions, Strategy, StrategyFinder};
+use berth_api::DeviceListStrategy;
 use berth_cluster::ApiServer;
 use berth_config::Config;
 use berth_core::{KernelHandle, next_beat};
@@ -36,7 +36,7 @@ const VERSIONS_RETRY: Duration = Duration::from_secs(60);
 const TAKEN_WAIT_MAX: Duration = Duration::from_secs(10);
 
 /// Gives the task new settings and waits until grants follow them.
-pub(super) struct StrategySettings {
+pub struct StrategySettings {
     newest: watch::Sender<Numbered>,
     /// The number of the settings that grants follow.
     taken: watch::Receiver<u64>,
@@ -52,7 +52,7 @@ struct Numbered {
 impl StrategySettings {
     /// Returns once grants follow these settings, or after 10 s. In the second case, grants follow them once the task's
     /// present check has ended.
-    pub(super) async fn set(&self, config: &Config) {
+    pub async fn set(&self, config: &Config) {
         let number = self.newest.borrow().number + 1;
         self.newest.send_replace(Numbered { number, config: config.clone() });
         let mut taken = self.taken.clone();
@@ -65,7 +65,7 @@ impl StrategySettings {
 }
 
 /// The task, before it starts.
-pub(super) struct StrategyTask {
+pub struct StrategyTask {
     newest: watch::Receiver<Numbered>,
     taken: watch::Sender<u64>,
     is_simulated: bool,
@@ -80,16 +80,20 @@ pub(super) struct StrategyTask {
     versions_due: Instant,
     cluster: berth_cluster::Settings,
     needs_versions: bool,
-    progress: Arc<Progress>,
+    on_change: OnChange,
     kernel: KernelHandle,
 }
 
+/// Called with each new strategy, as the REST API shows it.
+pub type OnChange = Box<dyn Fn(DeviceListStrategy) + Send + Sync>;
+
 impl StrategyTask {
-    /// Starts with this configuration. `is_simulated`: the GPUs are not real, whatever the configuration says.
-    pub(super) fn new(
+    /// A task with this configuration. `is_simulated`: the GPUs are not real, whatever the configuration says.
+    #[must_use]
+    pub fn new(
         config: Config,
         is_simulated: bool,
-        progress: Arc<Progress>,
+        on_change: OnChange,
         kernel: KernelHandle,
     ) -> (Self, StrategySettings) {
         let newest = watch::Sender::new(Numbered { number: 0, config: config.clone() });
@@ -111,19 +115,20 @@ impl StrategyTask {
             versions_due: Instant::now(),
             cluster: berth_cluster::Settings::new(config.api_server, config.node_name),
             needs_versions,
-            progress,
+            on_change,
             kernel,
         };
         (task, settings)
     }
 
     /// What a grant changes in its container, at present.
-    pub(super) fn edits(&self) -> CurrentEdits {
+    #[must_use]
+    pub fn edits(&self) -> CurrentEdits {
         self.current.subscribe()
     }
 
     /// Checks the node once, before the first list is sent.
-    pub(super) async fn look_first(&mut self) {
+    pub async fn look_first(&mut self) {
         if self.needs_versions && timeout(VERSIONS_WAIT_MAX, self.read_versions()).await.is_err() {
             tracing::warn!(
                 "the API server does not answer: the versions of the kubelet and of the container runtime are not known yet"
@@ -133,7 +138,7 @@ impl StrategyTask {
     }
 
     /// Runs until it is aborted.
-    pub(super) async fn run(mut self) {
+    pub async fn run(mut self) {
         let mut snapshots = self.kernel.watch();
         let mut events = FolderEvents::new().inspect_err(log_no_events).ok();
         let mut files_again = Instant::now();
@@ -231,7 +236,7 @@ impl StrategyTask {
         }
         self.log(&found);
         let edits = found.edits(&self.configured);
-        self.progress.update(|facts| facts.device_list_strategy = Some(found.shown(self.is_auto)));
+        (self.on_change)(found.shown(self.is_auto));
         // Without a strategy nothing will be granted; a grant that is under way keeps the former one.
         let has_strategy = matches!(found.resolution, Resolution::Works { .. });
         self.current.send_if_modified(|current| {

@@ -1,12 +1,10 @@
 //! `berth config check`: reads a file as the daemon would and reports all errors, without starting anything.
 
-use crate::args::Cli;
-use crate::daemon::{Findings, SkippedChecks, dry_run};
+use crate::{Findings, SkippedChecks, dry_run};
 use berth_cli::output::{Out, facts, report};
 use berth_config::{BadSetting, Config, ConfigError, GpuSource, ServeArgs, Source, read_text_or_input};
 use berth_files::yaml::Problem;
 use berth_http::{Right, TokenSource, check_files};
-use clap::CommandFactory;
 use serde::Serialize;
 use std::path::Path;
 
@@ -48,11 +46,10 @@ impl From<&Problem> for FileError {
     }
 }
 
-/// The environment variables of `berth serve` that are set. They are not applied, since the daemon has an environment
-/// of its own.
-fn set_variables() -> Vec<String> {
-    let berth = Cli::command();
-    let flags = berth.find_subcommand("serve").into_iter().flat_map(clap::Command::get_arguments);
+/// The environment variables of these flags that are set. They are not applied, since the daemon has an environment of
+/// its own.
+fn set_variables(serve: &clap::Command) -> Vec<String> {
+    let flags = serve.get_arguments();
     let names = flags.filter_map(|flag| flag.get_env()).filter(|name| std::env::var_os(name).is_some());
     names.map(|name| name.to_string_lossy().into_owned()).collect()
 }
@@ -78,8 +75,12 @@ struct Settings {
     stack: Vec<String>,
 }
 
-pub(crate) fn run(file: &Path, skipped: SkippedChecks, out: &mut Out) -> anyhow::Result<()> {
-    let set = set_variables();
+/// Runs the command. `serve` is the definition of `berth serve`, for its flags.
+///
+/// # Errors
+/// If the file has errors.
+pub fn run(file: &Path, skipped: SkippedChecks, serve: &clap::Command, out: &mut Out) -> anyhow::Result<()> {
+    let set = set_variables(serve);
     if !set.is_empty() {
         let set = set.join(", ");
         report(&format!(

@@ -23,7 +23,10 @@ struct CheckResult {
 }
 
 /// Returns whether containers get the same.
-pub(crate) fn run(file: &Path, against: &Path, without_files: bool, out: &mut Out) -> anyhow::Result<bool> {
+///
+/// # Errors
+/// If a file cannot be read.
+pub fn run(file: &Path, against: &Path, without_files: bool, out: &mut Out) -> anyhow::Result<bool> {
     let read = |path: &Path| Spec::read(path).with_context(|| format!("cannot use {}", path.display()));
     let (a, b) = (read(file)?, read(against)?);
     let found = compare(&a, &b);

@@ -2,12 +2,12 @@
 //! GPUs: the MIG strategy, and the MPS daemons of resources.
 
 use super::line::Line;
-use crate::strategy::{Access, NodeVersions, StrategyFinder};
 use berth_config::{Config, GpuSource};
 use berth_gpus::nvml::{NvmlOptions, WSL2, is_wsl2};
 use berth_kernel::hardware::gpu::Part;
 use berth_kernel::hardware::mig::plan;
 use berth_kubelet::Resolution;
+use berth_strategy::{Access, NodeVersions, StrategyFinder};
 use std::collections::BTreeSet;
 use std::fs::read_to_string;
 use std::os::unix::fs::FileTypeExt as _;
@@ -110,7 +110,7 @@ pub(super) fn mps(config: &Config, root: &Path) -> Vec<Line> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::checks::node::line::Level;
+    use crate::node::line::Level;
     use berth_config::{FileConfig, ServeArgs};
     use berth_kernel::hardware::gpu::Mig;
     use berth_kernel::ids::names::{GpuId, PartId};

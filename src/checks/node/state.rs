@@ -201,7 +201,7 @@ pub(super) fn ports(config: &Config) -> Line {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::checks::node::line::Level;
+    use crate::node::line::Level;
     use std::os::unix::fs::PermissionsExt;
 
     #[test]

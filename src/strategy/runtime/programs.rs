@@ -26,7 +26,7 @@ const ANSWER_BYTES_MAX: u64 = 4096;
 
 /// A version of a program, without what follows its three numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(in crate::strategy) struct Version {
+pub(crate) struct Version {
     pub(super) major: u32,
     pub(super) minor: u32,
     pub(super) patch: u32,
@@ -53,7 +53,7 @@ impl fmt::Display for Version {
 
 /// A program that runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::strategy) struct Program {
+pub(crate) struct Program {
     /// The name of its process.
     pub(super) name: String,
     /// Its version.
@@ -80,14 +80,14 @@ impl Program {
 
 /// Finds the programs, and asks each file once.
 #[derive(Default)]
-pub(in crate::strategy) struct Programs {
+pub(crate) struct Programs {
     /// The version by device, inode and time of change of the program's file. `None` if it printed none.
     versions: BTreeMap<(u64, u64, i64, i64), Option<Version>>,
 }
 
 impl Programs {
     /// The programs that run now, by the processes in `proc`.
-    pub(in crate::strategy) fn find(&mut self, proc: &Path) -> Vec<Program> {
+    pub(crate) fn find(&mut self, proc: &Path) -> Vec<Program> {
         let own_mounts = fs::read_link(proc.join("self/ns/mnt")).ok();
         let processes = fs::read_dir(proc).into_iter().flatten().flatten().map(|entry| entry.path());
         let mut found: Vec<Program> = processes

@@ -6,6 +6,9 @@
 mod own_spec;
 mod runtime;
 mod settled;
+mod task;
+
+pub use task::{StrategySettings, StrategyTask};
 
 use berth_config::{CdiGenerate, Config, GpuSource};
 use berth_gpus::cdi::{Driver, FileState, NamedDevices, OWN_FILE, OWN_KIND, file_states, named_devices};
@@ -27,16 +30,17 @@ use std::time::Instant;
 
 /// The kubelet and the container runtime of the node, as the API server shows them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct NodeVersions {
+pub struct NodeVersions {
     /// The minor version of the kubelet.
-    pub(crate) kubelet_minor: Option<u32>,
+    pub kubelet_minor: Option<u32>,
     /// `containerd://2.1.4`.
-    pub(crate) runtime: Option<String>,
+    pub runtime: Option<String>,
 }
 
 impl NodeVersions {
     /// The versions of the node object.
-    pub(crate) fn of(info: &berth_cluster::NodeInfo) -> Self {
+    #[must_use]
+    pub fn of(info: &berth_cluster::NodeInfo) -> Self {
         let minor = info.kubelet.trim_start_matches('v').split('.').nth(1);
         let runtime = Some(info.container_runtime.clone()).filter(|runtime| runtime.contains("://"));
         Self { kubelet_minor: minor.and_then(|minor| minor.parse().ok()), runtime }
@@ -45,20 +49,21 @@ impl NodeVersions {
 
 /// How GPUs are passed at present.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Strategy {
+pub struct Strategy {
     /// The decision.
-    pub(crate) resolution: Resolution,
+    pub resolution: Resolution,
     /// The parts that the CDI specification in use names; `None` if none is used.
-    pub(crate) named_parts: Option<BTreeSet<PartId>>,
+    pub named_parts: Option<BTreeSet<PartId>>,
     /// Device nodes that containers need and that do not exist.
-    pub(crate) missing_nodes: Option<String>,
+    pub missing_nodes: Option<String>,
     /// What containers lack by Berth's own specification, and why it could not be written.
-    pub(crate) warnings: Vec<String>,
+    pub warnings: Vec<String>,
 }
 
 impl Strategy {
     /// As the REST API shows it.
-    pub(crate) fn shown(&self, is_auto: bool) -> berth_api::DeviceListStrategy {
+    #[must_use]
+    pub fn shown(&self, is_auto: bool) -> berth_api::DeviceListStrategy {
         let mut shown = berth_api::DeviceListStrategy {
             auto: is_auto,
             strategies: Vec::new(),
@@ -79,7 +84,8 @@ impl Strategy {
     }
 
     /// The edits of containers by this strategy.
-    pub(crate) fn edits(&self, configured: &Edits) -> Arc<Edits> {
+    #[must_use]
+    pub fn edits(&self, configured: &Edits) -> Arc<Edits> {
         let mut edits = configured.clone();
         if let Resolution::Works { strategies, cdi_kind, .. } = &self.resolution {
             edits.strategies.clone_from(strategies);
@@ -95,7 +101,7 @@ impl Strategy {
 type FileStates = Vec<(PathBuf, Option<FileState>)>;
 
 /// Checks the node.
-pub(crate) struct StrategyFinder {
+pub struct StrategyFinder {
     configured: Option<BTreeSet<DeviceListStrategy>>,
     edits: Edits,
     is_simulated: bool,
@@ -115,7 +121,7 @@ pub(crate) struct StrategyFinder {
 
 /// Whether the specification may be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Access {
+pub enum Access {
     /// It is kept up to date.
     Write,
     /// Only what would be written is computed.
@@ -124,7 +130,8 @@ pub(crate) enum Access {
 
 impl StrategyFinder {
     /// `root` is `/` outside tests. `is_simulated`: the GPUs are not real, whatever the configuration says.
-    pub(crate) fn new(config: &Config, root: &Path, is_simulated: bool) -> Self {
+    #[must_use]
+    pub fn new(config: &Config, root: &Path, is_simulated: bool) -> Self {
         let edits = config.edits.clone();
         let under = |path: &PathBuf| root.join(path.strip_prefix("/").unwrap_or(path));
         let folders: Vec<PathBuf> = config.cdi.folders.iter().map(under).collect();
@@ -153,24 +160,27 @@ impl StrategyFinder {
     }
 
     /// Whether the kubelet's and the runtime's version matter.
-    pub(crate) fn needs_versions(&self) -> bool {
+    #[must_use]
+    pub fn needs_versions(&self) -> bool {
         !self.is_simulated
     }
 
     /// Whether a changed configuration of the runtime was read once, and is to be read again.
-    pub(crate) fn is_settling(&self) -> bool {
+    #[must_use]
+    pub fn is_settling(&self) -> bool {
         self.runtimes.is_settling()
     }
 
     /// The folders of the CDI specifications and of the runtimes' configurations.
-    pub(crate) fn folders(&self) -> Vec<PathBuf> {
+    #[must_use]
+    pub fn folders(&self) -> Vec<PathBuf> {
         let files = self.runtime_files.iter().filter_map(|file| file.parent());
         let under = |folder: &Path| self.root.join(folder.strip_prefix("/").unwrap_or(folder));
         self.folders.iter().cloned().chain(files.map(under)).collect()
     }
 
     /// Checks the node and decides. Reads files, and writes the specification; blocks.
-    pub(crate) fn find(&mut self, ledger: &Ledger, versions: &NodeVersions, access: Access) -> Strategy {
+    pub fn find(&mut self, ledger: &Ledger, versions: &NodeVersions, access: Access) -> Strategy {
         let parts: Vec<&Part> =
             ledger.parts.values().filter(|state| state.present).map(|state| &state.part).collect();
         let held: BTreeSet<String> = ledger
@@ -183,7 +193,7 @@ impl StrategyFinder {
     }
 
     /// [`Self::find`] for these parts; `held` are the names of those that containers hold.
-    pub(crate) fn find_for(
+    pub fn find_for(
         &mut self,
         parts: &[&Part],
         held: &BTreeSet<String>,

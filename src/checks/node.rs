@@ -6,16 +6,15 @@ mod kubelet;
 mod line;
 mod state;
 
-use crate::command;
-use crate::daemon::{self, SkippedChecks};
-use crate::strategy::NodeVersions;
+use crate::{SkippedChecks, dry_run};
 use berth_cli::output::Out;
-use berth_cli::reach::ClientArgs;
 use berth_cluster::{ApiServer, NodeInfo};
 use berth_config::{Config, ServeArgs};
 use berth_kernel::hardware::gpu::{Inventory, Part, Reading};
 use berth_kernel::hardware::process::ProcessVisibility;
 use berth_kernel::ids::names::PartId;
+use berth_kernel::node::ports::Processes as _;
+use berth_strategy::NodeVersions;
 use line::{Level, Line};
 use std::path::Path;
 
@@ -29,10 +28,12 @@ struct FoundGpus {
     parts: Vec<Part>,
 }
 
-/// Returns whether no check failed.
-pub(crate) fn run(args: &ServeArgs, client: &ClientArgs, out: &mut Out) -> anyhow::Result<bool> {
-    let config = command::load(args, client)?;
-    let api_server = connect_api_server(&config);
+/// Checks the node with these settings, and returns whether no check failed.
+///
+/// # Errors
+/// If the result cannot be printed.
+pub fn run(args: &ServeArgs, config: &Config, out: &mut Out) -> anyhow::Result<bool> {
+    let api_server = connect_api_server(config);
     let versions =
         api_server.as_ref().ok().and_then(Option::as_ref).map(NodeVersions::of).unwrap_or_default();
     let chosen = config.chosen.as_ref().and_then(|chosen| chosen.name.clone());
@@ -40,19 +41,19 @@ pub(crate) fn run(args: &ServeArgs, client: &ClientArgs, out: &mut Out) -> anyho
     let configuration =
         file.unwrap_or_else(|| "no --config FILE: flags, environment variables and defaults".into());
     let mut lines = vec![Line::ok("configuration", configuration)];
-    lines.extend(check_all(&config, Path::new("/"), scan, &versions));
-    lines.push(processes(daemon::process_visibility(&config)));
+    lines.extend(check_all(config, Path::new("/"), scan, &versions));
+    lines.push(processes(config.processes.source().process_visibility()));
     // Without GPUs the stack is not checked; the line of the GPUs has the reason.
     let has_gpus = lines.iter().all(|line| line.check != "GPUs" || line.level != Level::Fail);
-    lines.push(stack(&config, SkippedChecks { files: false, gpus: !has_gpus }));
-    lines.push(api_server_line(&config, api_server));
+    lines.push(stack(config, SkippedChecks { files: false, gpus: !has_gpus }));
+    lines.push(api_server_line(config, api_server));
     out.answer(&lines, |lines| as_text(lines))?;
     Ok(lines.iter().all(|line| line.level != Level::Fail))
 }
 
 /// Opens and scans the GPUs.
 fn scan(config: &Config) -> anyhow::Result<FoundGpus> {
-    let gpus = daemon::open_gpus(config.gpus.clone())?;
+    let gpus = config.gpus.open()?;
     let mut inventory = gpus.scan()?;
     let unused: Vec<String> =
         inventory.exclude(&config.excluded_gpus).into_iter().map(ToString::to_string).collect();
@@ -161,7 +162,7 @@ fn processes(visibility: ProcessVisibility) -> Line {
 
 fn stack(config: &Config, skipped: SkippedChecks) -> Line {
     const CHECK: &str = "stack";
-    match daemon::dry_run(config, skipped) {
+    match dry_run(config, skipped) {
         Ok(findings) if !findings.errors.is_empty() => {
             let errors: Vec<_> = findings.errors.iter().map(ToString::to_string).collect();
             Line::fail(

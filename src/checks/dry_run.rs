@@ -1,11 +1,10 @@
 //! Checks a configuration's GPUs and stack as a start would, without a node: opens the GPUs and calls the shipped
 //! policies, compiled in a temporary folder.
 
-use super::policies::{resolve, resolve_entry};
-use super::setup::{self, SystemClock, baseline, new_stack, open_gpus};
 use anyhow::Context;
-use berth_admin::NoVersion;
-use berth_config::{BadSetting, Config, GpuSource};
+use berth_config::{BadSetting, Config, new_stack};
+use berth_core::SystemClock;
+use berth_core::policies::ResolveError;
 use berth_core::stack::{DryRun, TIME_FACTOR};
 use berth_files::yaml::Problems;
 use berth_gpus::sim::SimGpus;
@@ -15,12 +14,12 @@ use berth_kernel::ids::time::Now;
 use berth_kernel::node::command::Command;
 use berth_kernel::node::decide::decide;
 use berth_kernel::node::ledger::Ledger;
-use berth_kernel::node::ports::{Clock, Gpus, PolicyFiles as _, PolicyRuntime};
+use berth_kernel::node::ports::{Clock, PolicyFiles as _, PolicyRuntime};
 use berth_kernel::policy::hooks::{Fault, FaultKind, Hook};
 use berth_kernel::policy::stack::StackEntry;
 use berth_kernel::policy::version_records::check_trust;
 use berth_wasm::{self, Scratch, WasmPolicies};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// The simulated GPUs in place of those of another node.
@@ -28,7 +27,7 @@ const SAMPLE: &str = "8xh100";
 
 /// Parts of a configuration check that are skipped, since this machine is not the node.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct SkippedChecks {
+pub struct SkippedChecks {
     /// Token and TLS files, and uploaded policies.
     pub files: bool,
     /// The GPUs.
@@ -37,30 +36,20 @@ pub(crate) struct SkippedChecks {
 
 /// The result of a configuration check.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Findings {
+pub struct Findings {
     /// Errors with which the daemon does not start or offers no GPUs.
     pub errors: Vec<BadSetting>,
     /// Facts that only a check on the node can verify, as sentences.
     pub notes: Vec<String>,
 }
 
-/// Checks that the GPU source can ever work. An unknown simulated profile cannot, while a missing library or file may
-/// still appear.
-///
-/// # Errors
-/// If the profile is unknown.
-pub(crate) fn check_source(source: &GpuSource) -> anyhow::Result<()> {
-    if let Some(profile) = profile(source) {
-        SimGpus::open(profile)?;
-    }
-    Ok(())
-}
-
-/// The profile of simulated GPUs, which do not depend on the machine.
-fn profile(source: &GpuSource) -> Option<&str> {
-    match source {
-        GpuSource::Sim(profile) if SimGpus::is_profile(profile) => Some(profile),
-        GpuSource::Sim(_) | GpuSource::Nvml { .. } => None,
+/// The settings of the policy runtime, with the policies of this state folder.
+#[must_use]
+pub fn policy_settings(config: &Config, folder: PathBuf) -> berth_wasm::Settings {
+    berth_wasm::Settings {
+        resource: config.resource.clone(),
+        mig: config.mig_strategy,
+        ..berth_wasm::Settings::new(folder)
     }
 }
 
@@ -69,7 +58,7 @@ fn profile(source: &GpuSource) -> Option<&str> {
 ///
 /// # Errors
 /// If policies cannot be run on this machine.
-pub(crate) fn dry_run(config: &Config, skipped: SkippedChecks) -> anyhow::Result<Findings> {
+pub fn dry_run(config: &Config, skipped: SkippedChecks) -> anyhow::Result<Findings> {
     let mut findings = Findings::default();
     let (inventory, is_real) = inventory(config, skipped, &mut findings)?;
     if config.stack.is_empty() {
@@ -78,7 +67,7 @@ pub(crate) fn dry_run(config: &Config, skipped: SkippedChecks) -> anyhow::Result
     let scratch = Scratch::new().context(
         "cannot create a temporary folder for the stack's policies (set TMPDIR to choose another parent)",
     )?;
-    let policies = WasmPolicies::new(setup::policies(config, scratch.path().to_owned()))?;
+    let policies = WasmPolicies::new(policy_settings(config, scratch.path().to_owned()))?;
     let clock = SystemClock::default();
     let mut node = Ledger::default().with_rules(&Arc::new(config.rules.clone()));
     submit(&mut node, &Command::RecordShipped(policies.shipped(clock.now())), &clock);
@@ -118,8 +107,8 @@ pub(crate) fn dry_run(config: &Config, skipped: SkippedChecks) -> anyhow::Result
 ///
 /// # Errors
 /// If the start would fail.
-pub(super) fn start_stack(config: &Config, node: &Ledger) -> anyhow::Result<Vec<StackEntry>> {
-    check_source(&config.gpus)?;
+pub fn start_stack(config: &Config, node: &Ledger) -> anyhow::Result<Vec<StackEntry>> {
+    config.gpus.check()?;
     if let Some((key, error)) = check_files(&config.token_file, &config.admin).into_iter().next() {
         return Err(anyhow::Error::new(error).context(key));
     }
@@ -127,7 +116,7 @@ pub(super) fn start_stack(config: &Config, node: &Ledger) -> anyhow::Result<Vec<
     if node.stack.from_api {
         return Ok(Vec::new());
     }
-    resolve(config, node).map_err(anyhow::Error::new)
+    config.resolve_stack(node).map_err(anyhow::Error::new)
 }
 
 /// Tests a stack, of which all entries are in the file, on the node's current state, as a start does. Returns the
@@ -135,7 +124,7 @@ pub(super) fn start_stack(config: &Config, node: &Ledger) -> anyhow::Result<Vec<
 ///
 /// # Errors
 /// If the policies cannot be called.
-pub(super) fn test_stack(
+pub fn test_stack(
     config: &Config,
     entries: Vec<StackEntry>,
     node: &Arc<Ledger>,
@@ -175,11 +164,11 @@ fn inventory(
     findings: &mut Findings,
 ) -> anyhow::Result<(Inventory, bool)> {
     let sample = || anyhow::Ok((SimGpus::open(SAMPLE)?.scan()?, false));
-    if skipped.gpus && profile(&config.gpus).is_none() {
+    if skipped.gpus && config.gpus.profile().is_none() {
         findings.notes.push("the GPUs were not read".into());
         return sample();
     }
-    let error = match open_gpus(config.gpus.clone()).and_then(|gpus| gpus.scan()) {
+    let error = match config.gpus.open().and_then(|gpus| gpus.scan()) {
         Ok(gpus) if gpus.parts.is_empty() => "there is no GPU".to_owned(),
         Ok(mut gpus) => {
             let unused = gpus.exclude(&config.excluded_gpus);
@@ -204,21 +193,21 @@ fn entries(
 ) -> Vec<(usize, StackEntry)> {
     let mut entries = Vec::new();
     for (at, entry) in config.stack.iter().enumerate() {
-        let reason = match resolve_entry(entry, node) {
+        let reason = match entry.resolve(node) {
             Ok(resolved) => {
                 entries.push((at, resolved));
                 continue;
             }
-            Err(NoVersion::NotHere(reason)) if skipped.files || has_uploads(&config.state_dir, node) => {
+            Err(ResolveError::Missing(reason)) if skipped.files || has_uploads(&config.state_dir, node) => {
                 findings.notes.push(format!(
                     "{reason}; the daemon starts with this file after the policy is uploaded to its node (`berth policy push`)"
                 ));
                 continue;
             }
-            Err(NoVersion::NotHere(reason)) => {
+            Err(ResolveError::Missing(reason)) => {
                 format!("{reason} (if the policy was uploaded to another node, use --without-files)")
             }
-            Err(NoVersion::Wrong(reason)) => reason,
+            Err(ResolveError::Invalid(reason)) => reason,
         };
         let key = if entry.digest.is_some() { "digest" } else { "policy" };
         findings.errors.push(BadSetting::new(format!("stack[{at}].{key}"), reason));
@@ -245,7 +234,8 @@ fn run_trials(
     let (mut failures, mut warnings) = (Vec::new(), Vec::new());
     while !entries.is_empty() {
         let stack = new_stack(entries.iter().map(|(_, entry)| entry.clone()).collect());
-        let dry_run = DryRun { stack: &stack, policies, node, now, baseline: &baseline(config), time_factor };
+        let dry_run =
+            DryRun { stack: &stack, policies, node, now, baseline: &config.baseline(), time_factor };
         let (policy, fault) = match dry_run.run() {
             Err(fault) => fault,
             Ok(offers) => {

@@ -2,7 +2,7 @@
 
 use crate::args::{CdiCommand, Cli, Command, ConfigCommand, NodeCommand, PolicyCommand, TokenCommand};
 use crate::daemon::exit_on_signals;
-use crate::{options, state, telemetry};
+use crate::{options, state};
 use anyhow::{Context, anyhow, ensure};
 use berth_checks::SkippedChecks;
 use berth_cli::Request;
@@ -13,6 +13,7 @@ use berth_cluster::ApiServer;
 use berth_config::nvidia::{Finding, is_nvidia, translate};
 use berth_config::{Choice, Config, ServeArgs, read_text_or_input};
 use berth_files::yaml::Document;
+use berth_observe::logs::{self, LogsError};
 use berth_scenario::{author, policy_new};
 use clap::CommandFactory;
 use serde::Serialize;
@@ -102,7 +103,11 @@ fn dispatch(cli: &Cli, out: &mut Out) -> anyhow::Result<bool> {
 fn serve(args: &ServeArgs, client: &ClientArgs) -> anyhow::Result<()> {
     exit_on_signals().context("cannot listen for signals")?;
     let config = load(args, client)?;
-    let traces = telemetry::start(&config)?;
+    let traces = logs::start(config.log, config.tracing.as_ref(), &config.node_name);
+    let traces = traces.map_err(|error| match error {
+        LogsError::Filter { .. } => anyhow::Error::new(BadUsage(error.to_string())),
+        LogsError::Headers(_) | LogsError::AlreadySetUp(_) => error.into(),
+    })?;
     config.notices.iter().for_each(|notice| tracing::warn!("{notice}"));
     crate::daemon::serve(config, traces)
 }

@@ -5,7 +5,6 @@ mod access;
 mod admin_api;
 mod configuration;
 mod exit_signals;
-mod labels;
 mod memory;
 mod progress;
 mod reload;
@@ -19,6 +18,7 @@ use admin_api::StartingApi;
 use anyhow::Context;
 use berth_admin::Step;
 use berth_checks::policy_settings;
+use berth_cluster::{ApiServer, LabelChannels};
 use berth_config::Config;
 use berth_config::new_stack;
 use berth_core::keeper::{CommandError, Keeper, Snapshot};
@@ -108,7 +108,7 @@ pub struct Daemon {
     /// The ledger as the last process stored it.
     stored: Snapshot,
     kubelet: Option<berth_kubelet::Running>,
-    labels: labels::LabelChannels,
+    labels: LabelChannels,
     configuration: Option<Configuration>,
     /// Tasks that run until the stop.
     tasks: JoinSet<()>,
@@ -150,6 +150,7 @@ impl Daemon {
         let (logged, cluster_batches) = (stream.subscribe(), Some(stream.subscribe()));
         let token_file = &config.token_file;
         let admin = StartingApi::new(admin, core, stream.subscribe(), Arc::clone(&progress), token_file)?;
+        let labels = LabelChannels::new(config.labels.clone());
         let mut daemon = Self {
             config,
             options,
@@ -166,7 +167,7 @@ impl Daemon {
             cluster_batches,
             stored,
             kubelet: None,
-            labels: labels::LabelChannels::default(),
+            labels,
             configuration,
             tasks: JoinSet::new(),
         };
@@ -281,9 +282,22 @@ impl Daemon {
         let running = front.start();
         self.progress.set_registrations(running.registrations());
         self.kubelet = Some(running);
-        self.labels.start(&self.config, &self.middle.core.kernel, &self.progress, &mut self.tasks);
+        self.start_labels();
         self.tasks.spawn(strategy.run());
         Ok(())
+    }
+
+    fn start_labels(&mut self) {
+        let progress = Arc::clone(&self.progress);
+        let report = move |reason: Option<String>| {
+            progress.update(|facts| facts.labels = Some(reason.map_or(Step::Done, Step::Waiting)));
+        };
+        self.labels
+            .set_sharing(self.config.mig_strategy, self.config.edits.mps_sockets().into_keys().collect());
+        let has_api_server = self.config.api_server != ApiServer::Off;
+        if let Some(task) = self.labels.task(has_api_server, self.kernel(), report) {
+            self.tasks.spawn(task);
+        }
     }
 
     /// Returns once the node's label selects another configuration; never if no label is used. Borrows nothing.
@@ -303,8 +317,8 @@ impl Daemon {
         if let Some(batches) = self.cluster_batches.take() {
             let (api_server, node) = (self.config.api_server.clone(), self.config.node_name.clone());
             let mut settings = berth_cluster::Settings::new(api_server, node);
-            settings.labels = self.labels.node_task(&self.config);
-            settings.other_writer = self.labels.other_writer(&self.config);
+            settings.labels = self.labels.node_task();
+            settings.other_writer = self.labels.other_writer();
             settings.followed = self.configuration.as_ref().map(Configuration::watched_label);
             let cluster = berth_cluster::start(settings, self.kernel().clone(), batches);
             self.progress.set_cluster_status(cluster.link());

@@ -5,11 +5,7 @@ pub mod args;
 pub mod command;
 pub mod daemon;
 mod options;
-#[cfg(test)]
-mod remedies;
 mod state;
-pub mod telemetry;
-pub mod trace;
 pub mod usage;
 
 use std::process::ExitCode;

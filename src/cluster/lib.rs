@@ -6,6 +6,7 @@ mod client;
 mod condition;
 mod events;
 mod evict;
+mod label_writer;
 mod labels;
 mod node_label;
 pub mod node_labels;
@@ -19,6 +20,7 @@ mod wait;
 
 pub use client::{ConnectError, NodeInfo, connect, error_chain, node_info};
 pub use evict::EvictionCheck;
+pub use label_writer::{LabelChannels, LabelSettings};
 pub use node_label::{LABEL_READ_MAX, node_label};
 pub use pod::convert_pod;
 pub use reviews::{ReviewError, Reviews, User};

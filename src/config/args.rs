@@ -7,6 +7,7 @@ use super::edits::EditArgs;
 use super::gpus::{gpu_source, mig_strategy};
 use super::nvidia::args::{NvidiaArgs, non_empty, unused_notice};
 use super::tracing::TracingArgs;
+use berth_observe::logs::LogFormat;
 use clap::builder::BoolishValueParser;
 use clap::{Args, ValueEnum};
 use serde::Deserialize;
@@ -179,17 +180,6 @@ pub enum ApiServerMode {
     Auto,
     /// Not used.
     Off,
-}
-
-/// Format of the log.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum LogFormat {
-    /// Readable text.
-    #[default]
-    Text,
-    /// One JSON object per line.
-    Json,
 }
 
 /// The flags of the selection.

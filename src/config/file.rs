@@ -1,7 +1,7 @@
 //! The configuration file. Unknown keys are refused.
 
 use super::admin::AdminFile;
-use super::args::{ApiServerMode, LogFormat};
+use super::args::ApiServerMode;
 use super::cdi::{CdiFile, RuntimeFile};
 use super::checks::{BadSetting, Checks, bad, in_range};
 use super::edits::EditsFile;
@@ -10,6 +10,7 @@ use super::nvidia::args::PACKED;
 use super::tracing::TracingFile;
 use super::trusted::TrustedKeyFile;
 use berth_api::OnFault;
+use berth_cluster::LabelSettings;
 use berth_files::yaml::{self, Problems};
 use berth_kernel::grants::history::{
     HISTORY_ALLOCATIONS_DEFAULT, HISTORY_ALLOCATIONS_MAX, HISTORY_ALLOCATIONS_MIN, HistoryLimit,
@@ -19,6 +20,7 @@ use berth_kernel::policy::decision::JournalLimit;
 use berth_kernel::policy::hooks::{PARAMETERS_BYTES_MAX, STACK_ENTRIES_MAX};
 use berth_kernel::policy::stack::Permissions;
 use berth_kubelet::ReconcileTiming;
+use berth_observe::logs::LogFormat;
 use serde::Deserialize;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -111,23 +113,6 @@ impl DecisionsFile {
             limit.age_ms = in_range("decisions.maxAgeDays", days, 1..=DECISIONS_DAYS_MAX)? * 24 * 3_600_000;
         }
         Ok(Some(limit))
-    }
-}
-
-/// How the node is labelled. Off by default.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct LabelSettings {
-    /// The file from which node-feature-discovery reads labels.
-    pub nfd_file: Option<PathBuf>,
-    /// Whether the node object is patched.
-    pub node: bool,
-}
-
-impl LabelSettings {
-    /// Whether the node is labelled.
-    #[must_use]
-    pub fn is_enabled(&self) -> bool {
-        self.node || self.nfd_file.is_some()
     }
 }
 

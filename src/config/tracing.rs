@@ -2,9 +2,9 @@
 //! tools that inject them into pods work here, too.
 
 use super::checks::{BadSetting, bad, by_rule, parse_keyword};
+use berth_observe::trace::{Endpoint, Protocol, TracingSettings};
 use clap::Args;
 use serde::Deserialize;
-use std::fmt;
 use std::time::Duration;
 
 /// Default port of a collector for gRPC, by OTLP's specification.
@@ -22,44 +22,6 @@ const TIMEOUT_S_MAX: f64 = 60.0;
 
 /// The rule for endpoints.
 const ENDPOINT_RULE: &str = "a URL with scheme, host and port, such as http://otel-collector.observability:4317 (gRPC) or http://otel-collector.observability:4318 (http/protobuf)";
-
-/// Export of traces.
-#[derive(Clone, Debug, PartialEq)]
-pub struct TracingSettings {
-    /// The collector.
-    pub endpoint: Endpoint,
-    /// Fraction of traces that are exported, 0 to 1. A caller's own decision takes precedence.
-    pub sample_ratio: f64,
-    /// Timeout of one export.
-    pub timeout: Duration,
-}
-
-/// A collector.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Endpoint {
-    /// The URL of requests: scheme, host and port; for HTTP with the path.
-    pub url: String,
-    /// Its protocol.
-    pub protocol: Protocol,
-}
-
-/// The protocol of a collector.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Protocol {
-    /// OTLP over gRPC.
-    Grpc,
-    /// OTLP as protobuf over HTTP.
-    HttpProtobuf,
-}
-
-impl fmt::Display for Protocol {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Grpc => "grpc",
-            Self::HttpProtobuf => "http/protobuf",
-        })
-    }
-}
 
 /// The flags for traces, which have OpenTelemetry's variables.
 #[derive(Args, Clone, Debug, Default)]

@@ -1,7 +1,6 @@
 //! Two threads that watch the GPUs: one scans all of them every few seconds, one waits for events.
 //! Only they may wait for NVML.
 
-use crate::counters::{Counters, GpuCounters};
 use crate::driver_access::Released;
 use crate::keeper::CommandError;
 use crate::kernel_handle::{BUSY_RETRY, KernelHandle};
@@ -11,6 +10,7 @@ use berth_kernel::hardware::gpu::{Inventory, Part, Reading, ScanError};
 use berth_kernel::hardware::gpu_selector::GpuSelector;
 use berth_kernel::hardware::process::{Owner, ProcessIdentity, UnknownReason};
 use berth_kernel::node::ports::{Gpus, GpusError, Processes};
+use berth_observe::counters::{Counters, GpuCounters};
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeSet;
 use std::sync::Arc;

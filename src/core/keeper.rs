@@ -11,8 +11,6 @@ mod inbox;
 pub use disk::DISK_WAIT;
 pub use inbox::{Handle, KUBELET_INBOX, OTHER_INBOX, Running, spawn};
 
-use crate::counters::Counters;
-use crate::spans;
 use berth_kernel::ids::names::GpuId;
 use berth_kernel::node::change::{Change, Entry};
 use berth_kernel::node::command::{Command, Verdict};
@@ -25,6 +23,8 @@ use berth_kernel::node::restore::{carry_over, restore};
 use berth_kernel::node::rules::Rules;
 use berth_kernel::node::steps::{Step, pass};
 use berth_kernel::node::tick::next_tick;
+use berth_observe::counters::Counters;
+use berth_observe::spans;
 use disk::{Disk, DiskError};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;

@@ -1,7 +1,5 @@
 //! The front ends' handle to the kernel.
 
-use crate::counters::{Counters, Versions};
-use crate::gpu_history::GpuHistory;
 use crate::jobs::{Granted, KubeletJob, OtherJob};
 use crate::keeper::{Applied, CommandError, Handle, Snapshot};
 use crate::lab::recorder::Recorder;
@@ -22,6 +20,8 @@ use berth_kernel::policy::decision::{NewDecision, Outcome, OwnedQuestion};
 use berth_kernel::policy::hooks::{AdmitRequest, Hook, PlaceRequest, Placement};
 use berth_kernel::policy::stack::{Stack, StackEntry};
 use berth_kernel::sharing::placement;
+use berth_observe::counters::{Counters, Versions};
+use berth_observe::gpu_history::GpuHistory;
 use crossbeam_channel::{Sender, TrySendError};
 use std::future::Future;
 use std::sync::Arc;
@@ -294,7 +294,7 @@ impl KernelHandle {
 }
 
 pub(crate) fn send<T>(jobs: &Sender<(tracing::Span, T)>, job: T) -> Result<(), CommandError> {
-    jobs.try_send((crate::spans::current(), job)).map_err(|error| match error {
+    jobs.try_send((berth_observe::spans::current(), job)).map_err(|error| match error {
         TrySendError::Full(_) => CommandError::Busy,
         TrySendError::Disconnected(_) => CommandError::Stopping,
     })

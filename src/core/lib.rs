@@ -6,9 +6,7 @@
 
 mod beat;
 mod clock;
-pub mod counters;
 mod driver_access;
-pub mod gpu_history;
 mod gpu_watch;
 mod jobs;
 pub mod keeper;
@@ -22,7 +20,6 @@ pub mod policy_transitions;
 mod priority;
 mod refusals;
 mod shared;
-pub mod spans;
 pub mod stack;
 pub mod transition_log;
 pub mod transition_stream;

@@ -25,7 +25,7 @@ use actix_web::http::{Method, StatusCode};
 use actix_web::middleware::Next;
 use actix_web::{Error, HttpMessage, HttpRequest};
 use berth_api::Kind;
-use berth_core::spans;
+use berth_observe::spans;
 use std::path::Path;
 use std::sync::Arc;
 use tracing::Instrument;

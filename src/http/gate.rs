@@ -21,7 +21,7 @@ use actix_web::middleware::{Next, from_fn};
 use actix_web::web::{self, Data, PathConfig, QueryConfig, ServiceConfig};
 use actix_web::{Error, HttpMessage, HttpRequest, Scope};
 use berth_api::Kind;
-use berth_core::counters::{Counters, Method};
+use berth_observe::counters::{Counters, Method};
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

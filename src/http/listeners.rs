@@ -18,7 +18,7 @@ use actix_web::http::KeepAlive;
 use actix_web::middleware::{Compress, from_fn};
 use actix_web::web::{Data, ServiceConfig};
 use actix_web::{App, rt};
-use berth_core::counters::{Counters, MALFORMED};
+use berth_observe::counters::{Counters, MALFORMED};
 use std::cell::RefCell;
 use std::future::{Future, ready};
 use std::io::{self, ErrorKind};

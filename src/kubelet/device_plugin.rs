@@ -12,15 +12,15 @@ use super::wire::v1beta1::{
 };
 use super::{convert, parse, parse::BadRequest, status};
 use crate::settings::CurrentEdits;
-use berth_core::counters::{CODES, Rpc};
 use berth_core::keeper::CommandError;
 use berth_core::log_limit::LogLimit;
-use berth_core::spans;
 use berth_core::{Granted, KernelHandle};
 use berth_kernel::grants::allocation::Allocation;
 use berth_kernel::ids::names::{DeviceId, PartId, Resource};
 use berth_kernel::node::command::Attempt;
 use berth_kernel::policy::hooks::{AdmitRequest, PlaceRequest};
+use berth_observe::counters::{CODES, Rpc};
+use berth_observe::spans;
 use parking_lot::Mutex;
 use std::collections::BTreeSet;
 use std::sync::Arc;

@@ -3,9 +3,9 @@
 use berth_admin::{NodeFacts, Registration, Step};
 use berth_cluster::{ApiServer, ApiServerStatus};
 use berth_config::Config;
-use berth_core::counters::Counters;
 use berth_core::next_beat;
 use berth_kubelet::Registrations;
+use berth_observe::counters::Counters;
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::Duration;

@@ -144,7 +144,7 @@ impl Daemon {
         if let Some(gpus) = self.gpus.as_ref().filter(|_| config.poll != self.config.poll) {
             gpus.set_interval(config.poll);
         }
-        self.labels.set_sharing(&config);
+        self.labels.set_sharing(config.mig_strategy, config.edits.mps_sockets().into_keys().collect());
         for notice in config.notices.iter().filter(|notice| !self.config.notices.contains(notice)) {
             tracing::warn!("{notice}");
         }

@@ -2,14 +2,14 @@
 
 use super::setup::wait_until_clock_is_set;
 use super::{Daemon, Options, exit_signals};
-use crate::trace::Pump;
 use anyhow::Context;
 use berth_config::Config;
 use berth_core::keeper::Snapshot;
-use berth_core::spans;
 use berth_kernel::drain::marks::Drain;
 use berth_kernel::ids::names::GpuId;
 use berth_kernel::node::ledger::Ledger;
+use berth_observe::spans;
+use berth_observe::trace::Pump;
 use std::collections::BTreeMap;
 use std::os::unix::process::CommandExt;
 use std::process::Command;

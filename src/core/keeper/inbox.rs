@@ -1,10 +1,10 @@
 //! The keeper's inboxes and its thread.
 
 use super::{CommandError, CommandResult, Keeper, Snapshot, StoreFailure};
-use crate::counters::Counters;
-use crate::spans;
 use berth_kernel::node::command::Command;
 use berth_kernel::node::steps::{Step, pass};
+use berth_observe::counters::Counters;
+use berth_observe::spans;
 use crossbeam_channel::{Receiver, Sender, TrySendError, bounded, select_biased};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;

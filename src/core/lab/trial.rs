@@ -8,7 +8,6 @@ use crate::jobs::Unprepared;
 use crate::keeper::Snapshot;
 use crate::policies::PolicyService;
 use crate::priority::at_low_priority;
-use crate::spans;
 use crate::stack::evaluate::outcome;
 use crate::stack::{Baseline, CallRecorder, DryRun, Evaluation, Faults, TIME_FACTOR};
 use berth_kernel::evidence::pods::{Pod, PodContainer, PodsSource, PodsView, Stage};
@@ -23,6 +22,7 @@ use berth_kernel::policy::hooks::{AdmitRequest, Fault, Hook, PlaceRequest, STACK
 use berth_kernel::policy::stack::{OnFault, Permissions, Stack, StackEntry};
 use berth_kernel::sharing::listing::free_devices;
 use berth_kernel::sharing::placement;
+use berth_observe::spans;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 

@@ -5,7 +5,7 @@ use super::scrape::Scrape;
 use super::table;
 use std::fmt;
 
-/// Status classes, in the order of [`crate::counters::Served::by_class`].
+/// Status classes, in the order of [`berth_observe::counters::Served::by_class`].
 const CLASSES: [&str; 5] = ["1xx", "2xx", "3xx", "4xx", "5xx"];
 
 pub(super) fn encode(scrape: &Scrape, families: &mut Families<'_>) -> fmt::Result {
@@ -29,7 +29,7 @@ pub(super) fn encode(scrape: &Scrape, families: &mut Families<'_>) -> fmt::Resul
 
 /// The counters of spans; all zero while traces are off.
 pub(super) fn encode_traces(families: &mut Families<'_>) -> fmt::Result {
-    let counts = crate::spans::counts();
+    let counts = berth_observe::spans::counts();
     let outcomes = [("exported", counts.exported), ("failed", counts.failed), ("dropped", counts.dropped)];
     families.counter(&table::TRACE_SPANS, outcomes.map(|(outcome, n)| (vec![outcome], n)))
 }

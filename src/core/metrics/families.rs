@@ -2,8 +2,8 @@
 //! in snapshots, so they are passed to the encoder directly.
 
 use super::table::{Family, Kind};
-use crate::counters::HistogramSnapshot;
 use crate::stack::{LATENCY_BOUNDS_US, Latencies};
+use berth_observe::counters::HistogramSnapshot;
 use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Unit;

@@ -3,7 +3,7 @@
 use super::families::Families;
 use super::scrape::Scrape;
 use super::table;
-use crate::counters::{CODES, METHODS, RegistrationState, Rpc};
+use berth_observe::counters::{CODES, METHODS, RegistrationState, Rpc};
 use std::fmt;
 
 const PASSES: [&str; 3] = ["applied", "partial", "failed"];

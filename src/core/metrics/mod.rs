@@ -5,9 +5,9 @@
 //! globally.
 //!
 //! Label values are bounded: GPUs ([`GPUS_SHOWN_MAX`]), resources ([`berth_kernel::sharing::offer::RESOURCES_MAX`] at a
-//! time, and [`crate::counters::RESOURCES_COUNTED_MAX`] over time), policy versions
-//! ([`crate::stack::VERSIONS_COUNTED_MAX`]), XIDs ([`crate::counters::XIDS_COUNTED_MAX`]), routes
-//! ([`crate::counters::ROUTES_COUNTED_MAX`]); all others are closed lists. Pods and namespaces are not labels.
+//! time, and [`berth_observe::counters::RESOURCES_COUNTED_MAX`] over time), policy versions
+//! ([`crate::stack::VERSIONS_COUNTED_MAX`]), XIDs ([`berth_observe::counters::XIDS_COUNTED_MAX`]), routes
+//! ([`berth_observe::counters::ROUTES_COUNTED_MAX`]); all others are closed lists. Pods and namespaces are not labels.
 
 mod allocations;
 mod daemon;

@@ -1,12 +1,12 @@
 //! The state that one scrape shows.
 
-use crate::counters::Counters;
 use crate::keeper::Snapshot;
 use crate::stack::{CallCounters, PolicyStatuses};
 use berth_kernel::hardware::gpu::Load;
 use berth_kernel::ids::names::{GpuId, Resource};
 use berth_kernel::node::ports::JournalStats;
 use berth_kernel::sharing::listing::ListedDevice;
+use berth_observe::counters::Counters;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;

@@ -6,10 +6,10 @@
 use super::PolicyService;
 use crate::jobs::Unprepared;
 use crate::priority::at_low_priority;
-use crate::spans;
 use berth_kernel::ids::names::Digest;
 use berth_kernel::node::command::Command;
 use berth_kernel::node::ports::InstallError;
+use berth_observe::spans;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -3,7 +3,6 @@
 
 use super::baseline::Baseline;
 use super::faults::Faults;
-use crate::spans;
 use berth_kernel::hardware::gpu::Reading;
 use berth_kernel::hardware::judgement::TriagedReading;
 use berth_kernel::hardware::triage::baseline_triage;
@@ -23,6 +22,7 @@ use berth_kernel::policy::reserved_environment::reserved_for;
 use berth_kernel::policy::stack::{OnFault, Stack, StackEntry};
 use berth_kernel::sharing::part_state::{PartState, Taken};
 use berth_kernel::sharing::placement;
+use berth_observe::spans;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};

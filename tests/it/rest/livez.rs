@@ -4,11 +4,11 @@
 use crate::support::admin_bench::{Bench, GPU, ask};
 use crate::support::admin_fakes::module;
 use crate::support::wait::{SOON, until, until_some};
-use berth_core::counters::{LivenessLimits, RegistrationState};
 use berth_core::{GpuWatch, InventoryScanner};
 use berth_kernel::hardware::gpu::{Inventory, Reading};
 use berth_kernel::hardware::process::{ProcessIdentity, ProcessVisibility};
 use berth_kernel::node::ports::{Gpus, GpusError, Processes};
+use berth_observe::counters::{LivenessLimits, RegistrationState};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};

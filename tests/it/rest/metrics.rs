@@ -424,7 +424,7 @@ fn no_client_and_no_pod_adds_labels() {
     assert_eq!(after.sum("berth_http_requests_total", &unknown), 201.0);
     assert_eq!(after.sum("berth_http_requests_total", &["route=\"unmatched\""]), 201.0);
     let xids = after.values.keys().filter(|s| s.starts_with("berth_gpu_xids_total{")).count();
-    assert_eq!(xids, berth_core::counters::XIDS_COUNTED_MAX + 1);
+    assert_eq!(xids, berth_observe::counters::XIDS_COUNTED_MAX + 1);
     assert_eq!(after.sum("berth_gpu_xids_total", &[]), 400.0);
     assert!(after.values.len() < 2_000, "{} series", after.values.len());
 }

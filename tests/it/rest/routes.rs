@@ -4,8 +4,8 @@ use crate::support::admin_bench::{Bench, GPU, SHARED};
 use crate::support::admin_fakes::module;
 use crate::support::wait::SOON;
 use berth_admin::{Registration, Step};
-use berth_core::counters::{LivenessLimits, RegistrationState};
 use berth_kernel::ids::names::Resource;
+use berth_observe::counters::{LivenessLimits, RegistrationState};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 

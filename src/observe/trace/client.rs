@@ -1,8 +1,8 @@
 //! The client of the collector, over gRPC or HTTP, with limits on time and size.
 
 use super::headers::Headers;
+use super::{Protocol, TracingSettings};
 use anyhow::{Context, anyhow, ensure};
-use berth_config::{Protocol, TracingSettings};
 use opentelemetry_proto::tonic::collector::trace::v1::trace_service_client::TraceServiceClient;
 use opentelemetry_proto::tonic::collector::trace::v1::{
     ExportTracePartialSuccess, ExportTraceServiceRequest, ExportTraceServiceResponse,

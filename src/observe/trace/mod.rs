@@ -1,4 +1,4 @@
-//! Traces by OTLP: queues the spans of [`berth_core::spans`] and sends them to a collector in the background. The end
+//! Traces by OTLP: queues the spans of [`crate::spans`] and sends them to a collector in the background. The end
 //! of a span never waits: spans that find the queue full, and spans that the collector refuses, are counted and
 //! dropped.
 //!
@@ -15,8 +15,7 @@ mod pump;
 
 pub use pump::{Pump, RunningPump, counts};
 
-use berth_config::TracingSettings;
-use berth_core::spans::{self, Exporter};
+use crate::spans::{self, Exporter};
 use client::Client;
 use headers::Headers;
 use opentelemetry::propagation::TextMapPropagator;
@@ -27,6 +26,8 @@ use opentelemetry_sdk::propagation::TraceContextPropagator;
 use opentelemetry_sdk::resource::{EnvResourceDetector, TelemetryResourceDetector};
 use opentelemetry_sdk::trace::{Sampler, SdkTracer, SdkTracerProvider};
 use std::collections::HashMap;
+use std::fmt;
+use std::time::Duration;
 use tracing::{Span, Subscriber};
 use tracing_opentelemetry::{OpenTelemetryLayer, OpenTelemetrySpanExt};
 use tracing_subscriber::registry::LookupSpan;
@@ -35,6 +36,44 @@ use tracing_subscriber::registry::LookupSpan;
 const SCOPE: &str = "berth";
 /// Longest `tracestate` that is propagated, bytes: the W3C's minimum.
 const STATE_BYTES_MAX: usize = 512;
+
+/// Export of traces.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TracingSettings {
+    /// The collector.
+    pub endpoint: Endpoint,
+    /// Fraction of traces that are exported, 0 to 1. A caller's own decision takes precedence.
+    pub sample_ratio: f64,
+    /// Timeout of one export.
+    pub timeout: Duration,
+}
+
+/// A collector.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Endpoint {
+    /// The URL of requests: scheme, host and port; for HTTP with the path.
+    pub url: String,
+    /// Its protocol.
+    pub protocol: Protocol,
+}
+
+/// The protocol of a collector.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Protocol {
+    /// OTLP over gRPC.
+    Grpc,
+    /// OTLP as protobuf over HTTP.
+    HttpProtobuf,
+}
+
+impl fmt::Display for Protocol {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Grpc => "grpc",
+            Self::HttpProtobuf => "http/protobuf",
+        })
+    }
+}
 
 /// Creates the layer that queues spans, and the pump that sends them once it runs.
 ///

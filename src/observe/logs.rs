@@ -1,18 +1,17 @@
 //! Sets up logs to standard error, as text or one JSON object per line, and traces, if a collector is configured.
 
-use crate::trace;
-use anyhow::Context as _;
-use berth_cli::usage::BadUsage;
-use berth_config::{Config, LogFormat};
-use berth_core::counters::MALFORMED;
-use berth_core::spans;
+use crate::counters::MALFORMED;
+use crate::spans;
+use crate::trace::{self, TracingSettings};
+use clap::ValueEnum;
+use serde::Deserialize;
 use std::io::IsTerminal;
 use std::sync::atomic::Ordering;
 use tracing::{Event, Level, Metadata, Subscriber};
-use tracing_subscriber::filter::{Directive, LevelFilter, filter_fn};
+use tracing_subscriber::filter::{Directive, LevelFilter, ParseError, filter_fn};
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 use tracing_subscriber::registry::LookupSpan;
-use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::util::{SubscriberInitExt, TryInitError};
 use tracing_subscriber::{EnvFilter, fmt, registry};
 
 /// The default filter. actix logs every start of a worker. `kube_runtime` warns of each request that is refused with
@@ -26,8 +25,39 @@ const AUDIT: &str = "audit";
 /// them, so the admin API logs only their number ([`MALFORMED`]).
 const HTTP: &str = "actix_http";
 
-/// The error of a second start.
-const ALREADY_SET_UP: &str = "logs are set up already";
+/// Error of [`start`].
+#[derive(Debug, thiserror::Error)]
+pub enum LogsError {
+    /// The filter is malformed.
+    #[error(
+        "{variable} = {text:?} is not a log filter; expected levels, such as info,berth_wasm=debug: {cause}"
+    )]
+    Filter {
+        /// The variable with the filter.
+        variable: &'static str,
+        /// Its value.
+        text: String,
+        /// The cause.
+        cause: ParseError,
+    },
+    /// The headers for the collector are malformed.
+    #[error("{0:#}")]
+    Headers(anyhow::Error),
+    /// Logs were set up before.
+    #[error("logs are set up already")]
+    AlreadySetUp(#[from] TryInitError),
+}
+
+/// Format of the log.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    /// Readable text.
+    #[default]
+    Text,
+    /// One JSON object per line.
+    Json,
+}
 
 /// Sets up logs, and traces if they are configured; the caller runs the returned task on its runtime. The filter is
 /// `BERTH_LOG_FILTER`, else `RUST_LOG`, else `info` except for libraries whose lines repeat those of Berth. Audit lines
@@ -35,22 +65,21 @@ const ALREADY_SET_UP: &str = "logs are set up already";
 ///
 /// # Errors
 /// If the filter or the collector's headers are malformed, or logs are set up already.
-pub fn start(config: &Config) -> anyhow::Result<Option<trace::Pump>> {
+pub fn start(
+    format: LogFormat,
+    tracing: Option<&TracingSettings>,
+    node: &str,
+) -> Result<Option<trace::Pump>, LogsError> {
     let filter = filter()?;
-    let Some(tracing) = &config.tracing else {
-        registry().with(malformed()).with(logs(config.log, filter)).try_init().context(ALREADY_SET_UP)?;
+    let Some(tracing) = tracing else {
+        registry().with(malformed()).with(logs(format, filter)).try_init()?;
         return Ok(None);
     };
-    let (layer, pump) = trace::start(tracing, &config.node_name)?;
+    let (layer, pump) = trace::start(tracing, node).map_err(LogsError::Headers)?;
     // Only Berth's spans: libraries create spans, too, and those of the exporter would cause further ones.
     let own_spans = filter_fn(|span: &Metadata<'_>| span.is_span() && span.target() == spans::TARGET);
     let layer = layer.with_filter(own_spans.with_max_level_hint(LevelFilter::INFO));
-    registry()
-        .with(layer)
-        .with(malformed())
-        .with(logs(config.log, filter))
-        .try_init()
-        .context(ALREADY_SET_UP)?;
+    registry().with(layer).with(malformed()).with(logs(format, filter)).try_init()?;
     Ok(Some(pump))
 }
 
@@ -79,7 +108,7 @@ impl<S: Subscriber> Layer<S> for Malformed {
     }
 }
 
-fn filter() -> anyhow::Result<EnvFilter> {
+fn filter() -> Result<EnvFilter, LogsError> {
     let setting = ["BERTH_LOG_FILTER", "RUST_LOG"].into_iter().find_map(|variable| {
         let text = std::env::var(variable).ok().filter(|t| !t.trim().is_empty())?;
         Some((variable, text))
@@ -88,9 +117,10 @@ fn filter() -> anyhow::Result<EnvFilter> {
         None => EnvFilter::new(with_default(DEFAULT_FILTER, HTTP, "off")),
         Some((variable, text)) => {
             let filter = with_default(&with_default(&text, AUDIT, "info"), HTTP, "off");
-            EnvFilter::try_new(filter).with_context(|| {
-                let what = "is not a log filter; expected levels, such as info,berth_wasm=debug";
-                BadUsage(format!("{variable} = {text:?} {what}"))
+            EnvFilter::try_new(filter).map_err(|cause| LogsError::Filter {
+                variable,
+                text: text.clone(),
+                cause,
             })?
         }
     };

@@ -1,7 +1,7 @@
 //! The queue of spans, and the task that sends them to the collector.
 
 use super::client::{Client, message, truncated};
-use berth_core::spans::SpanCounts;
+use crate::spans::SpanCounts;
 use opentelemetry::Context;
 use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
 use opentelemetry_proto::transform::common::tonic::ResourceAttributesWithSchema;
@@ -208,7 +208,7 @@ mod tests {
 
     use super::*;
     use crate::trace::headers::Headers;
-    use berth_config::{Endpoint, Protocol, TracingSettings};
+    use crate::trace::{Endpoint, Protocol, TracingSettings};
     use opentelemetry::trace::{Tracer, TracerProvider};
     use opentelemetry_sdk::trace::{Sampler, SdkTracerProvider};
 

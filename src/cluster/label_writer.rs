@@ -1,22 +1,16 @@
 //! Keeps the node's labels up to date: computes them from each snapshot, writes the file of node-feature-discovery, and
 //! sends them to the task that patches the node object.
 
-use super::progress::Progress;
-use berth_admin::Step;
-use berth_cluster::ApiServer;
-use berth_cluster::node_labels::{Facts, Labels, OTHER_WRITER, file, labels};
-use berth_cluster::{NodeLabelState, NodeLabelTask, OtherWriter};
-use berth_config::Config;
+use super::node_labels::{Facts, Labels, OTHER_WRITER, file, labels};
+use super::settings::{NodeLabelState, NodeLabelTask, OtherWriter};
 use berth_core::{KernelHandle, next_beat};
 use berth_kernel::hardware::mig::MigStrategy;
 use berth_kernel::ids::names::Resource;
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
-use tokio::task::JoinSet;
 
 /// Changes of the ledger within this time are handled together, since labels change rarely.
 const DEBOUNCE: Duration = Duration::from_secs(1);
@@ -25,8 +19,26 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(60);
 /// The file in which the machine reports its product name.
 const MACHINE: &str = "/sys/class/dmi/id/product_name";
 
+/// How the node is labelled. Off by default.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LabelSettings {
+    /// The file from which node-feature-discovery reads labels.
+    pub nfd_file: Option<PathBuf>,
+    /// Whether the node object is patched.
+    pub node: bool,
+}
+
+impl LabelSettings {
+    /// Whether the node is labelled.
+    #[must_use]
+    pub fn is_enabled(&self) -> bool {
+        self.node || self.nfd_file.is_some()
+    }
+}
+
 /// The channels to and from the task that patches the node object.
-pub(super) struct LabelChannels {
+pub struct LabelChannels {
+    settings: LabelSettings,
     labels: watch::Sender<Option<Labels>>,
     node_state: watch::Sender<NodeLabelState>,
     other_writer: watch::Sender<OtherWriter>,
@@ -42,34 +54,37 @@ struct Sharing {
     mps: BTreeSet<Resource>,
 }
 
-impl Default for LabelChannels {
-    fn default() -> Self {
+impl LabelChannels {
+    /// The channels for these settings.
+    #[must_use]
+    pub fn new(settings: LabelSettings) -> Self {
         let waiting = NodeLabelState::Not("not connected to the API server yet".into());
         Self {
+            settings,
             labels: watch::Sender::new(None),
             node_state: watch::Sender::new(waiting),
             other_writer: watch::Sender::new(OtherWriter::Unasked),
             sharing: watch::Sender::default(),
         }
     }
-}
 
-impl LabelChannels {
     /// The channels for the task that patches the node object, if it is configured.
-    pub(super) fn node_task(&self, config: &Config) -> Option<NodeLabelTask> {
+    #[must_use]
+    pub fn node_task(&self) -> Option<NodeLabelTask> {
         let task = || NodeLabelTask { wanted: self.labels.subscribe(), state: self.node_state.clone() };
-        config.labels.node.then(task)
+        self.settings.node.then(task)
     }
 
     /// The channel for the task that reads the node object, if labels are written to a file.
-    pub(super) fn other_writer(&self, config: &Config) -> Option<watch::Sender<OtherWriter>> {
-        config.labels.nfd_file.is_some().then(|| self.other_writer.clone())
+    #[must_use]
+    pub fn other_writer(&self) -> Option<watch::Sender<OtherWriter>> {
+        self.settings.nfd_file.is_some().then(|| self.other_writer.clone())
     }
 
-    /// Sets what labels show of the configuration.
-    pub(super) fn set_sharing(&self, config: &Config) {
-        let mps = config.edits.mps_sockets().into_keys().collect();
-        let sharing = Sharing { mig: config.mig_strategy, mps };
+    /// Sets what labels show of the configuration: the strategy by which MIG instances are offered, and the resources
+    /// that containers share by MPS.
+    pub fn set_sharing(&self, mig: MigStrategy, mps: BTreeSet<Resource>) {
+        let sharing = Sharing { mig, mps };
         self.sharing.send_if_modified(|current| {
             let is_changed = *current != sharing;
             *current = sharing;
@@ -77,25 +92,23 @@ impl LabelChannels {
         });
     }
 
-    /// Starts the task that computes and writes labels, if they are configured. Called after the GPUs are scanned and
-    /// offered, since labels show how they are shared.
-    pub(super) fn start(
+    /// The task that computes and writes labels, if they are configured. Run it after the GPUs are scanned and offered,
+    /// since labels show how they are shared. `report` gets the reason why labels are not written, or `None`.
+    pub fn task(
         &self,
-        config: &Config,
+        has_api_server: bool,
         kernel: &KernelHandle,
-        progress: &Arc<Progress>,
-        tasks: &mut JoinSet<()>,
-    ) {
-        if !config.labels.is_enabled() {
-            return;
+        report: impl Fn(Option<String>) + Send + 'static,
+    ) -> Option<impl Future<Output = ()> + Send + use<>> {
+        let settings = &self.settings;
+        if !settings.is_enabled() {
+            return None;
         }
         let facts = Facts {
             machine: fs::read_to_string(MACHINE).ok().map(|name| name.trim().to_owned()),
             ..Facts::default()
         };
-        self.set_sharing(config);
-        let no_server = config.api_server == ApiServer::Off;
-        if config.labels.node && no_server {
+        if settings.node && !has_api_server {
             let reason = "labels.node needs the API server, and none is configured (--kubeconfig, or a service account)";
             tracing::warn!("the node object is not labelled: {reason}");
             self.node_state.send_replace(NodeLabelState::Not(reason.into()));
@@ -104,16 +117,16 @@ impl LabelChannels {
             kernel: kernel.clone(),
             facts,
             sharing: self.sharing.subscribe(),
-            file: config.labels.nfd_file.clone(),
+            file: settings.nfd_file.clone(),
             // Without an API server another writer is detected only by its files in the folder.
-            other_writer: (config.labels.nfd_file.is_some() && !no_server)
+            other_writer: (settings.nfd_file.is_some() && has_api_server)
                 .then(|| self.other_writer.subscribe()),
-            node_state: config.labels.node.then(|| self.node_state.subscribe()),
+            node_state: settings.node.then(|| self.node_state.subscribe()),
             labels: self.labels.clone(),
-            progress: Arc::clone(progress),
+            report: Box::new(report),
             last_logged: None,
         };
-        tasks.spawn(writer.run());
+        Some(writer.run())
     }
 }
 
@@ -128,7 +141,7 @@ struct LabelWriter {
     /// The state of the labels of the node object, if they are configured.
     node_state: Option<watch::Receiver<NodeLabelState>>,
     labels: watch::Sender<Option<Labels>>,
-    progress: Arc<Progress>,
+    report: Box<dyn Fn(Option<String>) + Send>,
     /// The result of writing the file that was last logged.
     last_logged: Option<Result<(), String>>,
 }
@@ -153,8 +166,7 @@ impl LabelWriter {
                 NodeLabelState::Not(reason) => Some(reason.clone()),
             });
             let reasons: Vec<String> = [file_reason, node_reason].into_iter().flatten().collect();
-            let step = if reasons.is_empty() { Step::Done } else { Step::Waiting(reasons.join("; ")) };
-            self.progress.update(|facts| facts.labels = Some(step));
+            (self.report)(Some(reasons.join("; ")).filter(|reasons| !reasons.is_empty()));
             let state_changed = async {
                 match (&mut self.node_state, &mut self.other_writer) {
                     (Some(state), _) => drop(state.changed().await),

@@ -1,7 +1,7 @@
 //! A test over the texts of this repository that are printed: every command of `berth` that they name is one that the
 //! command line accepts, and every flag exists.
 
-use crate::args::Cli;
+use berth::args::Cli;
 use clap::error::{ContextKind, ErrorKind};
 use clap::{Command, CommandFactory, Parser};
 use std::collections::BTreeSet;

@@ -32,12 +32,14 @@ pub use wait::{BACKOFF_MAX, RetryAfter};
 use berth_core::KernelHandle;
 use berth_core::transition_stream::Batches;
 use tokio::sync::{mpsc, watch};
-use tokio::task::JoinHandle;
+use tokio::task::JoinSet;
 
-/// The running tasks of this crate.
+/// The running tasks of this crate. Dropping it aborts them; none needs an orderly end, since commands that the keeper
+/// took are applied.
 pub struct Running {
     link: watch::Receiver<ApiServerStatus>,
-    task: Option<JoinHandle<()>>,
+    /// One task, or none without an API server.
+    _tasks: JoinSet<()>,
 }
 
 impl Running {
@@ -46,25 +48,18 @@ impl Running {
     pub fn link(&self) -> watch::Receiver<ApiServerStatus> {
         self.link.clone()
     }
-
-    /// Aborts the tasks. None needs an orderly end: commands that the keeper took are applied.
-    pub fn stop(self) {
-        if let Some(task) = self.task {
-            task.abort();
-        }
-    }
 }
 
 /// Starts the tasks and returns at once. The transitions of `batches` are published as events.
 #[must_use]
 pub fn start(settings: Settings, kernel: KernelHandle, mut batches: Batches) -> Running {
+    let mut tasks = JoinSet::new();
     if settings.api_server == ApiServer::Off {
-        return Running { link: watch::channel(ApiServerStatus::Off).1, task: None };
+        return Running { link: watch::channel(ApiServerStatus::Off).1, _tasks: tasks };
     }
     let (link_sender, link) = watch::channel(ApiServerStatus::Connecting { last_error: None });
-    let task =
-        tokio::spawn(async move { Box::pin(run(&settings, &kernel, &link_sender, &mut batches)).await });
-    Running { link, task: Some(task) }
+    tasks.spawn(async move { Box::pin(run(&settings, &kernel, &link_sender, &mut batches)).await });
+    Running { link, _tasks: tasks }
 }
 
 /// Connects, with retries, and then runs the tasks that need a client; never returns. Events are collected from the

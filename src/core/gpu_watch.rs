@@ -88,13 +88,15 @@ impl GpuWatch {
         self.counters.gpus.set_scan_interval(interval.max(*before));
         self.wake.notify();
     }
+}
 
-    /// Signals both threads to end. Does not wait: a thread in a hung NVML call ends with the process.
-    pub fn stop(self) {
+/// Signals both threads to end. Does not wait: a thread in a hung NVML call ends with the process.
+impl Drop for GpuWatch {
+    fn drop(&mut self) {
         *self.kernel.0.lock() = None;
         self.wake.notify();
         self.gpus.interrupt();
-        for thread in self.threads.into_iter().filter(JoinHandle::is_finished) {
+        for thread in self.threads.drain(..).filter(JoinHandle::is_finished) {
             let _ = thread.join();
         }
     }

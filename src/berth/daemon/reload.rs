@@ -5,7 +5,7 @@
 //! kind of replacement, also on file systems without events. The kubelet itself updates a mounted ConfigMap only about
 //! once a minute, and SIGHUP has the file read at once.
 
-use super::Daemon;
+use super::{Base, Running};
 use berth_api::{ConfigurationError, ConfigurationState, SettingEffect, SettingProblem, rfc3339};
 use berth_checks::{policy_settings, test_stack};
 use berth_config::{
@@ -61,11 +61,11 @@ enum NotApplied {
     Moved,
 }
 
-impl Daemon {
+impl Running {
     /// Reads the configuration again at each change of its file and at each SIGHUP, also one that came since `hangup`
     /// was created. Never returns.
     pub(super) async fn follow_configuration(&mut self, mut hangup: Signal) -> Infallible {
-        let Some(origin) = self.config.origin.clone() else {
+        let Some(origin) = self.base.config.origin.clone() else {
             loop {
                 hangup.recv().await;
                 tracing::info!("SIGHUP: there is no configuration file to read again (--config)");
@@ -109,14 +109,14 @@ impl Daemon {
     /// # Errors
     /// All errors of the file. Nothing has changed then.
     async fn reload(&mut self) -> Result<Vec<SettingChange>, Problems> {
-        let (running, node) = (self.config.clone(), self.kernel().snapshot());
+        let (running, node) = (self.base.config.clone(), self.base.kernel().snapshot());
         let check = move || check(&running, &node);
         let Checked { reloaded: Reloaded { config, mut changes }, file_stack } =
             tokio::task::spawn_blocking(check).await.map_err(|error| of_file(error.to_string()))??;
         let mut attempts_left = ATTEMPTS_MAX;
         let active = loop {
             attempts_left -= 1;
-            let active = self.kernel().snapshot();
+            let active = self.base.kernel().snapshot();
             match self.apply_to_core(&config, &file_stack, &active).await {
                 Ok(()) => break active,
                 // Another stack was activated, or the API's was reset, while this file was tried.
@@ -135,24 +135,20 @@ impl Daemon {
         if let Some(error) = &file_stack.error {
             tracing::error!("the stack of the configuration cannot be used: {error}");
         }
-        if let Some(strategy) = &self.strategy {
-            strategy.set(&config).await;
+        self.parts.strategy.set(&config).await;
+        self.parts.kubelet.set_timing(config.rounds.clone());
+        if config.poll != self.base.config.poll {
+            self.parts.gpus.set_interval(config.poll);
         }
-        if let Some(kubelet) = &self.kubelet {
-            kubelet.set_timing(config.rounds.clone());
-        }
-        if let Some(gpus) = self.gpus.as_ref().filter(|_| config.poll != self.config.poll) {
-            gpus.set_interval(config.poll);
-        }
-        self.labels.set_sharing(config.mig_strategy, config.edits.mps_sockets().into_keys().collect());
-        for notice in config.notices.iter().filter(|notice| !self.config.notices.contains(notice)) {
+        self.base.labels.set_sharing(config.mig_strategy, config.edits.mps_sockets().into_keys().collect());
+        for notice in config.notices.iter().filter(|notice| !self.base.config.notices.contains(notice)) {
             tracing::warn!("{notice}");
         }
-        self.progress.update(|facts| {
+        self.base.progress.update(|facts| {
             facts.mps = config.edits.mps_sockets().into_keys().collect();
         });
-        self.config = config;
-        self.show_loaded(&changes);
+        self.base.config = config;
+        self.base.show_loaded(&changes);
         Ok(changes)
     }
 
@@ -169,13 +165,13 @@ impl Daemon {
         }
         let entries = &file_stack.entries;
         // Compiled by the daemon's own runtime, which then keeps the policies for the activation.
-        let prepared = self.policies().prepare(entries.iter().map(|entry| &entry.digest)).await;
+        let prepared = self.base.policies().prepare(entries.iter().map(|entry| &entry.digest)).await;
         let prepared = prepared.map_err(|error| of_key(config, "stack", &error.to_string()))?;
         let settings = berth_wasm::Settings {
-            compiler: self.options.compiler.clone(),
+            compiler: self.base.options.compiler.clone(),
             ..policy_settings(config, config.state_dir.clone())
         };
-        let (node, now) = (self.kernel().snapshot(), self.kernel().now());
+        let (node, now) = (self.base.kernel().snapshot(), self.base.kernel().now());
         let (config, entries) = (config.clone(), entries.clone());
         let test = move || {
             let _prepared = prepared;
@@ -191,9 +187,9 @@ impl Daemon {
     fn is_core_unchanged(&self, config: &Config, file_stack: &FileStack, active: &Snapshot) -> bool {
         let is_stack_unchanged = active.stack.from_api || active.stack.entries == file_stack.entries;
         is_stack_unchanged
-            && *self.policies().file_stack() == *file_stack
+            && *self.base.policies().file_stack() == *file_stack
             && config.rules == *active.rules
-            && config.baseline() == *self.policies().baseline()
+            && config.baseline() == *self.base.policies().baseline()
     }
 
     /// Tries the file's stack beside the one that is active, and replaces the rules, the baseline and the stack. The
@@ -222,40 +218,15 @@ impl Daemon {
         };
         let show = |config: &Config| {
             let (resource, mig) = (config.resource.clone(), config.mig_strategy);
-            self.wasm.set_offers(resource, mig);
+            self.base.wasm.set_offers(resource, mig);
         };
         show(config);
-        let Err(error) = self.policies().reconfigure(new).await else { return Ok(()) };
-        show(&self.config);
+        let Err(error) = self.base.policies().reconfigure(new).await else { return Ok(()) };
+        show(&self.base.config);
         Err(match error {
             ActivateError::Command(CommandError::Refused(Refusal::StackChanged { .. })) => NotApplied::Moved,
             error => NotApplied::Wrong(of_key(config, "stack", &error.to_string())),
         })
-    }
-
-    /// Shows the configuration of the start.
-    pub(super) fn show_configuration(&self) {
-        self.show_loaded(&[]);
-    }
-
-    fn show_loaded(&self, changes: &[SettingChange]) {
-        let Some(origin) = &self.config.origin else { return };
-        let loaded_at = rfc3339(self.kernel().now().wall_ms);
-        let listed = |waits: bool| {
-            let is_listed = move |change: &&SettingChange| (change.effect == Effect::AfterRestart) == waits;
-            changes.iter().filter(is_listed).take(CHANGES_MAX).map(to_api).collect::<Vec<_>>()
-        };
-        self.progress.update(|facts| {
-            let before = facts.configuration.take().map(|before| before.changed).unwrap_or_default();
-            let changed = listed(false);
-            facts.configuration = Some(ConfigurationState {
-                file: origin.file().display().to_string(),
-                loaded_at,
-                changed: if changed.is_empty() { before } else { changed },
-                needs_restart: listed(true),
-                error: None,
-            });
-        });
     }
 
     fn show_refused(&self, problems: &Problems) {
@@ -264,9 +235,9 @@ impl Daemon {
             key: (!key.is_empty()).then(|| key.clone()),
             message: what.clone(),
         });
-        let at = rfc3339(self.kernel().now().wall_ms);
+        let at = rfc3339(self.base.kernel().now().wall_ms);
         let error = ConfigurationError { at, problems: problems.collect() };
-        self.progress.update(|facts| {
+        self.base.progress.update(|facts| {
             if let Some(configuration) = &mut facts.configuration {
                 configuration.error = Some(error);
             }
@@ -274,7 +245,7 @@ impl Daemon {
     }
 
     fn log_changes(&self, changes: &[SettingChange]) {
-        let Some(origin) = &self.config.origin else { return };
+        let Some(origin) = &self.base.config.origin else { return };
         let file = origin.file().display();
         let listed = |effect: Effect| {
             let lines = changes.iter().filter(|change| change.effect == effect).map(ToString::to_string);
@@ -305,6 +276,29 @@ impl Daemon {
                  through the API (`berth policy reset` ends that) takes precedence: {overridden}"
             );
         }
+    }
+}
+
+impl Base {
+    /// Shows the configuration that was loaded, with its changes since the start.
+    pub(super) fn show_loaded(&self, changes: &[SettingChange]) {
+        let Some(origin) = &self.config.origin else { return };
+        let loaded_at = rfc3339(self.kernel().now().wall_ms);
+        let listed = |waits: bool| {
+            let is_listed = move |change: &&SettingChange| (change.effect == Effect::AfterRestart) == waits;
+            changes.iter().filter(is_listed).take(CHANGES_MAX).map(to_api).collect::<Vec<_>>()
+        };
+        self.progress.update(|facts| {
+            let before = facts.configuration.take().map(|before| before.changed).unwrap_or_default();
+            let changed = listed(false);
+            facts.configuration = Some(ConfigurationState {
+                file: origin.file().display().to_string(),
+                loaded_at,
+                changed: if changed.is_empty() { before } else { changed },
+                needs_restart: listed(true),
+                error: None,
+            });
+        });
     }
 }
 

@@ -1,7 +1,7 @@
 //! `berth serve`: runs the daemon until a signal.
 
 use super::setup::wait_until_clock_is_set;
-use super::{Daemon, Options, exit_signals};
+use super::{Options, Starting, exit_signals};
 use anyhow::Context;
 use berth_config::Config;
 use berth_core::keeper::Snapshot;
@@ -11,6 +11,7 @@ use berth_kernel::node::ledger::Ledger;
 use berth_observe::spans;
 use berth_observe::trace::Pump;
 use std::collections::BTreeMap;
+use std::ops::ControlFlow;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::time::Duration;
@@ -107,32 +108,40 @@ async fn run_until_signal(config: Config, options: Options) -> anyhow::Result<St
     let hangup = signal(SignalKind::hangup()).context("cannot listen for signals")?;
     exit_signals::let_daemon_handle_signals();
     // A separate task, so that a signal ends the start even if it hangs on the disk.
-    let build = tokio::spawn(async {
+    let open = tokio::spawn(async {
         wait_until_clock_is_set().await;
-        Box::pin(Daemon::build(config, options)).await
+        Box::pin(Starting::open(config, options)).await
     });
-    let mut daemon = tokio::select! {
-        built = build => built.context("the start panicked")??,
+    let starting = tokio::select! {
+        opened = open => opened.context("the start panicked")??,
         () = signals.recv() => {
             tracing::info!("stopping before the start was complete");
             return Ok(StopReason::Signal);
         }
     };
     if spans::is_on() {
-        tokio::spawn(follow_drains(daemon.kernel().watch()));
+        tokio::spawn(follow_drains(starting.kernel().watch()));
     }
-    let reconfigured = daemon.wait_for_reconfiguration();
-    let outcome = tokio::select! {
-        up = async {
-            daemon.bring_up().await?;
-            match daemon.follow_configuration(hangup).await {}
-        } => up,
-        () = signals.recv() => Ok(false),
-        () = reconfigured => Ok(true),
+    let reconfigured = starting.wait_for_reconfiguration();
+    let ended = async {
+        let reason = tokio::select! {
+            () = signals.recv() => StopReason::Signal,
+            () = reconfigured => StopReason::Reconfigured,
+        };
+        tracing::info!("stopping");
+        reason
     };
-    tracing::info!("stopping");
-    daemon.stop().await;
-    outcome.map(|reconfigured| if reconfigured { StopReason::Reconfigured } else { StopReason::Signal })
+    let mut ended = std::pin::pin!(ended);
+    let mut running = match starting.bring_up(&mut ended).await? {
+        ControlFlow::Continue(running) => running,
+        ControlFlow::Break(reason) => return Ok(reason),
+    };
+    let reason = tokio::select! {
+        reason = &mut ended => reason,
+        never = running.follow_configuration(hangup) => match never {},
+    };
+    running.stop().await;
+    Ok(reason)
 }
 
 /// The signals that end the daemon.

@@ -19,7 +19,7 @@ mod table;
 mod workload;
 
 use anyhow::Context;
-use berth::daemon::{Daemon, Options};
+use berth::daemon::{Options, Running};
 use berth_config::{Config, FileConfig, ServeArgs};
 use berth_gpus::sim::SimGpus;
 use clap::Parser;
@@ -56,7 +56,7 @@ struct Args {
 
 /// Everything that runs, in one place.
 pub(crate) struct Node {
-    daemon: Daemon,
+    daemon: Running,
     pub(crate) kubelet: Kubelet,
     pub(crate) api: Api,
     pub(crate) screen: Screen,
@@ -153,10 +153,9 @@ async fn start(args: &Args) -> anyhow::Result<Node> {
     )?;
     let token_file = config.token_file.clone();
     let gpus = Arc::new(SimGpus::open("8xh100")?);
-    let mut daemon = Daemon::build(config, Options { gpus: Some(gpus.clone()), ..Options::default() })
+    let daemon = Running::start(config, Options { gpus: Some(gpus.clone()), ..Options::default() })
         .await
         .context("if the port is taken, choose another one with --admin-listen 127.0.0.1:0")?;
-    daemon.bring_up().await?;
     let api = Api::of_file(daemon.admin_address(), token_file.clone());
     let screen = Screen::new(args.once);
     let node = Node { daemon, kubelet, api, screen, gpus, token_file, _folder: folder };

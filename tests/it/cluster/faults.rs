@@ -66,7 +66,7 @@ async fn a_hanging_watch_disconnects_the_source_until_one_answers() {
     let view = soon("it is connected again", || view(&node).filter(caught_up)).await;
     assert_eq!(view.deleted, ["a-1"], "by the event, not by a list that lacks it");
     soon("it says so", || (*link.borrow() == ApiServerStatus::Watching).then_some(())).await;
-    running.stop();
+    drop(running);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -89,7 +89,7 @@ async fn a_pod_that_may_call_allocate_next_is_submitted_at_once_and_others_are_b
     assert!(has("b-1") && has("b-2"), "what was gathered comes along");
     let asking = candidates(&node.kernel.snapshot(), &resource(WHOLE), 2);
     assert_eq!(asking.iter().map(|c| c.pod.uid.as_str()).collect::<Vec<_>>(), ["a-2"]);
-    running.stop();
+    drop(running);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -113,7 +113,7 @@ async fn the_condition_is_not_written_before_its_last_transition_is_known() {
     });
     let written = written.await;
     assert_eq!((&written["lastTransitionTime"], &written["status"]), (&json!(then), &json!("False")));
-    running.stop();
+    drop(running);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -85,7 +85,7 @@ async fn an_idle_daemon_sends_one_request_per_watch_and_no_other() {
         (1, 2),
         "{before:?}"
     );
-    watched.running.stop();
+    drop(watched.running);
 }
 
 /// A label that is followed, and who follows it.
@@ -116,7 +116,7 @@ async fn a_label_that_is_followed_costs_one_request_for_each_watch_of_the_node()
     assert!(apart >= 2 * SECOND, "{apart:?}: twice as long as a watch of pods");
     world.label(LABEL, "second", "kubectl");
     soon("the label is seen", || (seen.borrow().as_deref() == Some("second")).then_some(())).await;
-    watched.running.stop();
+    drop(watched.running);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -146,7 +146,7 @@ async fn a_lost_watch_of_the_node_resumes_and_reads_the_label_only_if_needed() {
         let expired = usize::from(cut == Cut::Event(410));
         assert_eq!(world.came(NODE_READ).len() - reads, expired, "{cut:?}");
     }
-    watched.running.stop();
+    drop(watched.running);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -170,7 +170,7 @@ async fn without_the_right_to_watch_the_node_its_label_is_read_with_each_attempt
     assert_eq!((world.came(NODE_WATCH).len(), world.came(NODE_READ).len()), (6, reads));
     // Each attempt, the connection, and the first read of the condition.
     assert!((7..=8).contains(&reads), "{reads}");
-    watched.running.stop();
+    drop(watched.running);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -192,7 +192,7 @@ async fn a_lost_watch_resumes_without_a_list() {
     }
     let gone = view(&watched.node).unwrap().deleted.clone();
     assert_eq!(gone, ["a-1", "b-0", "b-1"], "by events: none was missed");
-    watched.running.stop();
+    drop(watched.running);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -204,7 +204,7 @@ async fn a_lost_watch_is_current_again_without_changes() {
     soon("a watch is opened again", again).await;
     watched.shows(&["a-1"]).await;
     assert_eq!(watched.server.world.came(LIST).len(), 1);
-    watched.running.stop();
+    drop(watched.running);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -227,7 +227,7 @@ async fn an_expired_resource_version_causes_one_list() {
     soon("one more list", || (world.came(LIST).len() == 3).then_some(())).await;
     watched.shows(&["a-2"]).await;
     assert_eq!(world.came(LIST).len(), 3);
-    watched.running.stop();
+    drop(watched.running);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -243,7 +243,7 @@ async fn a_retry_after_is_waited() {
     assert!(apart >= 2 * SECOND, "{apart:?}: its waits alone are 50 ms at most");
     watched.shows(&["a-1"]).await;
     assert_eq!(world.came(LIST).len(), 1);
-    watched.running.stop();
+    drop(watched.running);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -268,7 +268,7 @@ async fn bookmarks_keep_a_quiet_watch_alive() {
         }
         assert!(since.elapsed() < 300 * SECOND, "no watch lasts for its time: {lasted:?}");
     }
-    watched.running.stop();
+    drop(watched.running);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -279,7 +279,7 @@ async fn without_bookmarks_a_silent_watch_is_lost() {
     let asked = world.came(WATCH);
     assert!(asked[1] - asked[0] < 60 * SECOND, "long before its time");
     assert_eq!(world.came(LIST).len(), 1);
-    watched.running.stop();
+    drop(watched.running);
 }
 
 #[test]

@@ -170,7 +170,7 @@ fn no_event_of_a_flood_is_lost() {
     until("the last event", || bench.kernel.snapshot().gpus[&gpu].health.reason.contains("XID 95"));
     let counted = bench.kernel.counters().gpus.xids();
     assert_eq!(counted[&(gpu.to_string(), 31)], 1000);
-    watch.stop();
+    drop(watch);
 }
 
 /// A scan finds a reset by comparing with the scan before, so no later scan finds it again.

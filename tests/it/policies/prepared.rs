@@ -385,7 +385,7 @@ async fn a_version_that_a_start_compiles_is_not_deleted_meanwhile() {
     // Known beforehand, since the API is asked while the daemon is built: it answers before policies are loaded.
     let port = Port::held();
     let api = node.api(port.address());
-    let mut building = tokio::spawn(node.build(port.address()));
+    let mut building = tokio::spawn(node.open(port.address()));
     let built = (&mut building).map_ok(|built| built.map(|daemon| daemon.admin_address()));
     node.until_began_by(began + 1, &mut { built }).await;
     // The operator has another stack meanwhile, and does not want the version any more.

@@ -175,7 +175,7 @@ fn a_hanging_scan_fails_livez_and_a_failing_one_does_not() {
     until_some("the failure is over", || counters.last_error().is_none().then_some(()));
     // A thread that has ended begins no further scan.
     alive_again(&bench);
-    watch.stop();
+    drop(watch);
     until("the scans are missed", || {
         liveness_error(&bench).is_some_and(|says| says.contains("no scan of the GPUs has begun for"))
     });
@@ -207,7 +207,7 @@ fn a_dead_scan_thread_fails_livez() {
     let watch = GpuWatch::start(&scanner, &bench.kernel, Duration::from_millis(50)).unwrap();
     let says = until_some("it is missed", || liveness_error(&bench));
     assert!(says.contains("scans: "), "{says}");
-    watch.stop();
+    drop(watch);
 }
 
 #[test]

@@ -5,7 +5,7 @@ use crate::support::admin_bench::{Answer, ask_by};
 use crate::support::client::agent;
 use crate::support::kept_compiler::kept_compiler;
 use crate::support::wait::until;
-use berth::daemon::{Daemon, Options};
+use berth::daemon::{Options, Running, Starting};
 use berth_config::{Config, FileConfig, ServeArgs};
 use kubelet_standin::Kubelet;
 use serde_json::Value;
@@ -53,9 +53,9 @@ impl Gated {
     }
 
     /// The daemon, up, and its API.
-    pub(crate) async fn up(&self) -> (Daemon, Api) {
-        let mut daemon = self.build("127.0.0.1:0".parse().unwrap()).await.unwrap();
-        daemon.bring_up().await.unwrap();
+    pub(crate) async fn up(&self) -> (Running, Api) {
+        let starting = self.open("127.0.0.1:0".parse().unwrap()).await.unwrap();
+        let daemon = starting.brought_up().await.unwrap();
         let api = self.api(daemon.admin_address());
         (daemon, api)
     }
@@ -65,8 +65,8 @@ impl Gated {
         Api { address, token_file: self.folder.path().join("state/token") }
     }
 
-    /// The daemon, built, and not up.
-    pub(crate) fn build(&self, listen: SocketAddr) -> impl Future<Output = anyhow::Result<Daemon>> + use<> {
+    /// The daemon, which is not up.
+    pub(crate) fn open(&self, listen: SocketAddr) -> impl Future<Output = anyhow::Result<Starting>> + use<> {
         let args = ServeArgs {
             kubelet_dir: Some(self.folder.path().join("kubelet")),
             state_dir: Some(self.folder.path().join("state")),
@@ -77,7 +77,7 @@ impl Gated {
         let compiler = self.gate("compiler");
         let stack_again = self.stack_again;
         // What a stop leaves behind ends with the process, and this one goes on: the next daemon needs the store.
-        Daemon::build(config, Options { compiler, stack_again, stop_max: SOON, ..Options::default() })
+        Starting::open(config, Options { compiler, stack_again, stop_max: SOON, ..Options::default() })
     }
 
     fn gate(&self, name: &str) -> PathBuf {

@@ -108,7 +108,7 @@ fn fault(effort: Effort, house: &House, table: &mut Table) -> Result<()> {
             stream.until(8)?;
         }
     }
-    watch.stop();
+    drop(watch);
     table.add(Row::new("fault to Unhealthy on the stream, 8 GPUs", &series, Budget::p99(1000)));
     Ok(())
 }

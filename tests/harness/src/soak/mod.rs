@@ -20,7 +20,7 @@ mod load;
 mod stacks;
 
 use anyhow::{Context, ensure};
-use berth::daemon::{Daemon, Options};
+use berth::daemon::{Options, Running};
 use berth_config::{Config, FileConfig, ServeArgs};
 use fakes::api::Api;
 use kubelet_standin::{Kubelet, Rpc};
@@ -111,8 +111,7 @@ async fn soak(args: &Args) -> anyhow::Result<bool> {
     let config = Config::merge(&settings, file)?;
     let shares = GPUS * usize::from(args.replicas);
     let token_file = config.token_file.clone();
-    let mut daemon = Daemon::build(config, Options::default()).await?;
-    daemon.bring_up().await?;
+    let daemon = Running::start(config, Options::default()).await?;
     let token = std::fs::read_to_string(&token_file).context("the token file")?;
     let api = Api::new(daemon.admin_address(), token.trim());
     kubelet.wait_allocatable(SHARED, shares, Duration::from_secs(30)).await?;

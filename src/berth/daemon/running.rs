@@ -1,0 +1,57 @@
+//! A daemon that is up.
+
+use super::{Base, Options, Starting};
+use berth_config::Config;
+use berth_core::{GpuWatch, KernelHandle};
+use berth_strategy::StrategySettings;
+use std::net::SocketAddr;
+
+/// A daemon that is up.
+pub struct Running {
+    pub(super) base: Base,
+    pub(super) parts: Parts,
+}
+
+/// What only a daemon that is up has. Dropping it stops it without waiting.
+pub(super) struct Parts {
+    pub(super) admin: berth_http::Running,
+    pub(super) gpus: GpuWatch,
+    /// To the task that decides how GPUs are passed to containers.
+    pub(super) strategy: StrategySettings,
+    pub(super) cluster: berth_cluster::Running,
+    pub(super) kubelet: berth_kubelet::Running,
+}
+
+impl Running {
+    /// Starts a daemon that no signal interrupts.
+    ///
+    /// # Errors
+    /// As for [`Starting::open`] and [`Starting::bring_up`].
+    pub async fn start(config: Config, options: Options) -> anyhow::Result<Self> {
+        Starting::open(config, options).await?.brought_up().await
+    }
+
+    /// The handle of the kernel.
+    #[must_use]
+    pub fn kernel(&self) -> &KernelHandle {
+        self.base.kernel()
+    }
+
+    /// The address of the admin API.
+    #[must_use]
+    pub fn admin_address(&self) -> SocketAddr {
+        self.base.admin_address
+    }
+
+    /// Stops the parts in the reverse order of their start. Returns after [`Options::stop_max`] at the latest,
+    /// whatever is left.
+    pub async fn stop(self) {
+        let Parts { admin, gpus, strategy: _, cluster, kubelet } = self.parts;
+        drop((gpus, cluster));
+        let fronts = async {
+            let admin = tokio::task::spawn_blocking(move || admin.stop());
+            let _ = tokio::join!(kubelet.stop(), admin);
+        };
+        self.base.stop(fronts).await;
+    }
+}

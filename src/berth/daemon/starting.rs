@@ -1,0 +1,485 @@
+//! The start of the daemon. Parts that must work at once are opened first, then those that may have to wait.
+
+use super::admin_api::{self, StartingApi};
+use super::configuration::Configuration;
+use super::progress::{self, Progress};
+use super::running::Parts;
+use super::setup::{create_state_dir, open_journal};
+use super::{Base, Options, Running, access, memory};
+use anyhow::Context;
+use berth_admin::Step;
+use berth_checks::policy_settings;
+use berth_cluster::{ApiServer, LabelChannels};
+use berth_config::{Config, new_stack};
+use berth_core::keeper::{CommandError, Keeper, Snapshot};
+use berth_core::policies::PolicyLoader;
+use berth_core::transition_log;
+use berth_core::transition_stream::{Batches, TransitionStream};
+use berth_core::{ActivateError, FileStack, GpuWatch, InventoryScanner, KernelHandle, SystemClock};
+use berth_kernel::hardware::gpu::Inventory;
+use berth_kernel::node::ports::{Gpus, GpusError, StoreError};
+use berth_kernel::node::refusal::Refusal;
+use berth_store::SledStore;
+use berth_strategy::{StrategySettings, StrategyTask};
+use berth_wasm::WasmPolicies;
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::task::{JoinError, JoinSet};
+
+/// The longest time of opening the store. The largest one (a copy and a read of about 60 MiB) takes under 1 s on a slow
+/// disk.
+const STORE_OPEN_MAX: Duration = Duration::from_secs(15);
+/// Interval of attempts to read the GPUs or the kubelet's checkpoint during the start.
+const RETRY_INTERVAL: Duration = Duration::from_secs(2);
+/// The start reports to the API server that there are no GPUs after this long.
+const GPUS_WAIT_MAX: Duration = Duration::from_secs(30);
+
+/// The GPUs that were found, and what scans them again.
+type Found = anyhow::Result<(InventoryScanner, Inventory)>;
+
+/// A daemon whose files, store and policies are open, and whose API may answer already.
+pub struct Starting {
+    base: Base,
+    api: StartingApi,
+    /// The search for GPUs, one task.
+    finding: JoinSet<Found>,
+    /// For the tasks of the API server.
+    batches: Batches,
+    /// The ledger as the last process stored it.
+    stored: Snapshot,
+}
+
+impl Starting {
+    /// Opens the parts that must work at once: state folder, store, policies, the admin API's port.
+    ///
+    /// # Errors
+    /// If one of them fails.
+    pub async fn open(config: Config, options: Options) -> anyhow::Result<Self> {
+        create_state_dir(&config)?;
+        let configuration = Configuration::new(&config);
+        let progress = Arc::new(Progress::new(&config));
+        let mut admin = berth_admin::Server::bind(access::settings(&config))?;
+        if let Some(check) = access::eviction_check(&config) {
+            admin = admin.with_eviction_check(check);
+        }
+        // GPUs, store and policies are opened side by side.
+        let mut finding = JoinSet::new();
+        finding.spawn(find_gpus(config.clone(), options.gpus.clone(), Arc::clone(&progress)));
+        let settings = berth_wasm::Settings {
+            compiler: options.compiler.clone(),
+            ..policy_settings(&config, config.state_dir.clone())
+        };
+        let policies = tokio::task::spawn_blocking(move || WasmPolicies::new(settings));
+        let clock = Arc::new(SystemClock::default());
+        let keeper = open_store(&config, clock.clone()).await?;
+        let stored = keeper.snapshot();
+        let wasm = Arc::new(policies.await.context("opening the policies")??);
+        wasm.tidy(|digest| stored.policies.contains_key(digest));
+        let core = berth_core::start(keeper, &wasm, clock, config.baseline(), open_journal(&config))
+            .context("cannot start the keeper")?;
+        // Its first batch has what changed while no daemon ran.
+        let mut stream = TransitionStream::since(Arc::clone(&stored));
+        let (logged, batches) = (stream.subscribe(), stream.subscribe());
+        let (handles, token_file) = (core.core.clone(), &config.token_file);
+        let api = StartingApi::new(admin, handles, stream.subscribe(), Arc::clone(&progress), token_file)?;
+        let mut base = Base {
+            labels: LabelChannels::new(config.labels.clone()),
+            admin_address: api.address,
+            config,
+            options,
+            core,
+            wasm,
+            progress,
+            configuration,
+            tasks: JoinSet::new(),
+        };
+        base.tasks.spawn(transition_log::run(base.kernel().clone(), logged));
+        // It ends with the kernel: the event streams of the admin API name the stop as their end, not that of a task.
+        tokio::spawn(stream.run(base.kernel()));
+        base.show_loaded(&[]);
+        base.tasks.spawn(progress::run_heartbeat(Arc::clone(base.kernel().counters())));
+        base.load_policies().await?;
+        base.resolve_file_stack()?;
+        Ok(Self { base, api, finding, batches, stored })
+    }
+
+    /// The handle of the kernel.
+    #[must_use]
+    pub fn kernel(&self) -> &KernelHandle {
+        self.base.kernel()
+    }
+
+    /// The address of the admin API.
+    #[must_use]
+    pub fn admin_address(&self) -> SocketAddr {
+        self.base.admin_address
+    }
+
+    /// Returns once the node's label selects another configuration; never if no label is used. Borrows nothing.
+    pub(super) fn wait_for_reconfiguration(&self) -> impl Future<Output = ()> + use<> {
+        let (configuration, policies) = (self.base.configuration.clone(), self.base.policies().clone());
+        let (folder, compiler) = (self.base.config.state_dir.clone(), self.base.options.compiler.clone());
+        async move {
+            match configuration {
+                Some(configuration) => configuration.changed(policies, folder, compiler).await,
+                None => std::future::pending().await,
+            }
+        }
+    }
+
+    /// Finds the GPUs, adopts the allocations of running pods, activates the stack and registers. Logs the reasons of
+    /// waits. Stops the daemon, and returns what `interrupted` returned, if that is complete earlier.
+    ///
+    /// # Errors
+    /// If the configuration's stack cannot be used, or a thread cannot be started. The daemon is stopped then.
+    pub async fn bring_up<T>(
+        self,
+        interrupted: impl Future<Output = T>,
+    ) -> anyhow::Result<ControlFlow<T, Running>> {
+        let Self { mut base, api, finding, batches, stored } = self;
+        let interruption = tokio::select! {
+            started = base.start_parts(api, finding, batches, &stored) => match started {
+                Ok(parts) => return Ok(ControlFlow::Continue(Running { base, parts })),
+                Err(error) => Err(error),
+            },
+            interruption = interrupted => Ok(ControlFlow::Break(interruption)),
+        };
+        base.stop(std::future::ready(())).await;
+        interruption
+    }
+
+    /// Stops the daemon, which was not brought up.
+    pub async fn stop(self) {
+        let Self { base, api, finding, .. } = self;
+        drop((api, finding));
+        base.stop(std::future::ready(())).await;
+    }
+
+    /// As [`Self::bring_up`], without interruption.
+    ///
+    /// # Errors
+    /// As [`Self::bring_up`].
+    pub async fn brought_up(self) -> anyhow::Result<Running> {
+        match self.bring_up(std::future::pending::<Infallible>()).await? {
+            ControlFlow::Continue(running) => Ok(running),
+            ControlFlow::Break(never) => match never {},
+        }
+    }
+}
+
+/// The parts whose start the kubelet waits for.
+struct Registered {
+    gpus: GpuWatch,
+    strategy: StrategySettings,
+    cluster: berth_cluster::Running,
+    kubelet: berth_kubelet::Running,
+}
+
+impl Base {
+    /// Makes the policies callable. Those of the active stack that are not yet are tried again by a task.
+    async fn load_policies(&mut self) -> anyhow::Result<()> {
+        let loader = PolicyLoader::new(self.policies().clone(), self.config.rules.trusted_keys.clone());
+        if let Some(cause) = loader.load_all().await? {
+            let progress = Arc::clone(&self.progress);
+            let report = move |reason| progress.update(|facts| facts.uncallable = reason);
+            self.tasks.spawn(loader.retry_until_callable(report, cause, self.options.stack_again));
+        }
+        Ok(())
+    }
+
+    async fn start_parts(
+        &mut self,
+        api: StartingApi,
+        finding: JoinSet<Found>,
+        batches: Batches,
+        stored: &Snapshot,
+    ) -> anyhow::Result<Parts> {
+        let start_now = Arc::clone(&api.start_now);
+        let register = async {
+            let registered = self.register(finding, batches, stored).await?;
+            let mut registrations = registered.kubelet.registrations();
+            let is_registered = registrations
+                .wait_for(|all| all.values().any(|state| *state == berth_kubelet::Registration::Registered));
+            // The kubelet calls ListAndWatch right after Register; the start of the API's threads would delay the
+            // answer.
+            let _ = tokio::time::timeout(admin_api::DELAY_MAX, is_registered).await;
+            start_now.notify_one();
+            Ok(registered)
+        };
+        let (registered, admin) = tokio::try_join!(Box::pin(register), api.started())?;
+        self.tasks.spawn(memory::trim_periodically());
+        let Registered { gpus, strategy, cluster, kubelet } = registered;
+        Ok(Parts { admin, gpus, strategy, cluster, kubelet })
+    }
+
+    async fn register(
+        &mut self,
+        mut finding: JoinSet<Found>,
+        batches: Batches,
+        stored: &Snapshot,
+    ) -> anyhow::Result<Registered> {
+        // The API server is told after the GPUs were scanned, since a node that starts has not lost its GPUs.
+        let (scanner, cluster) = match tokio::time::timeout(GPUS_WAIT_MAX, finding.join_next()).await {
+            Ok(found) => (self.record_found(found, stored).await?, self.start_cluster(batches)),
+            Err(_) => {
+                // A node without GPUs is reported, too. The search goes on: a GPU may take a minute to start.
+                let cluster = self.start_cluster(batches);
+                (self.record_found(finding.join_next().await, stored).await?, cluster)
+            }
+        };
+        self.core.core.driver.set_scanner(scanner.clone());
+        let gpus = GpuWatch::start(&scanner, self.kernel(), self.config.poll)
+            .context("cannot start the GPU threads")?;
+        let is_simulated = self.options.gpus.is_some();
+        let progress = Arc::clone(&self.progress);
+        let on_change =
+            Box::new(move |strategy| progress.update(|facts| facts.device_list_strategy = Some(strategy)));
+        let (mut task, strategy) =
+            StrategyTask::new(self.config.clone(), is_simulated, on_change, self.kernel().clone());
+        let settings = berth_kubelet::Settings {
+            waits: self.options.waits.clone(),
+            device_plugins: self.config.device_plugins_dir.clone(),
+            root_dir: self.config.kubelet_root_dir.clone(),
+            edits: task.edits(),
+            reconcile: self.config.rounds.clone(),
+        };
+        let front = berth_kubelet::Front::new(settings, self.kernel().clone());
+        // Adoption, which may wait for a readable checkpoint, before the stack offers devices, so that adopted devices
+        // keep their share numbers. The strategy before devices are listed, since the kubelet may start a pod at once.
+        tokio::join!(self.adopt(&front), task.look_first());
+        self.activate_file_stack().await?;
+        if let Err(error) = self.kernel().reoffer().await {
+            // The policy thread tries again by itself.
+            tracing::warn!(
+                "the policies' first offers could not be recorded; they will be requested again: {error}"
+            );
+        }
+        let kubelet = front.start();
+        self.progress.set_registrations(kubelet.registrations());
+        self.start_labels();
+        self.tasks.spawn(task.run());
+        Ok(Registered { gpus, strategy, cluster, kubelet })
+    }
+
+    /// Records what the search for GPUs has found.
+    async fn record_found(
+        &self,
+        found: Option<Result<Found, JoinError>>,
+        stored: &Snapshot,
+    ) -> anyhow::Result<InventoryScanner> {
+        let (scanner, inventory) = found.context("the search for GPUs was not started")???;
+        self.progress.update(|facts| {
+            facts.gpu_source = scanner.gpus().describe();
+            facts.driver_version.clone_from(&inventory.driver_version);
+            facts.cuda_version.clone_from(&inventory.cuda_version);
+            facts.gpus = Step::Done;
+        });
+        self.record_inventory(inventory).await?;
+        transition_log::log_unchanged(stored, &self.kernel().snapshot());
+        Ok(scanner)
+    }
+
+    fn start_cluster(&self, batches: Batches) -> berth_cluster::Running {
+        let (api_server, node) = (self.config.api_server.clone(), self.config.node_name.clone());
+        let mut settings = berth_cluster::Settings::new(api_server, node);
+        settings.labels = self.labels.node_task();
+        settings.other_writer = self.labels.other_writer();
+        settings.followed = self.configuration.as_ref().map(Configuration::watched_label);
+        let cluster = berth_cluster::start(settings, self.kernel().clone(), batches);
+        self.progress.set_cluster_status(cluster.link());
+        cluster
+    }
+
+    fn start_labels(&mut self) {
+        let progress = Arc::clone(&self.progress);
+        let report = move |reason: Option<String>| {
+            progress.update(|facts| facts.labels = Some(reason.map_or(Step::Done, Step::Waiting)));
+        };
+        self.labels
+            .set_sharing(self.config.mig_strategy, self.config.edits.mps_sockets().into_keys().collect());
+        let has_api_server = self.config.api_server != ApiServer::Off;
+        if let Some(task) = self.labels.task(has_api_server, self.kernel(), report) {
+            self.tasks.spawn(task);
+        }
+    }
+
+    /// Records the first inventory. Retries while the disk is slow during the node's start.
+    async fn record_inventory(&self, inventory: Inventory) -> anyhow::Result<()> {
+        let mut retry = Retry::default();
+        loop {
+            let (kernel, inventory) = (self.kernel().clone(), inventory.clone());
+            let recorded = tokio::task::spawn_blocking(move || kernel.record_scan(inventory));
+            match recorded.await.context("recording the GPUs")? {
+                Ok(_) => return Ok(()),
+                Err(error @ (CommandError::Store(_) | CommandError::Busy | CommandError::Late(_))) => {
+                    retry.wait(&format!("the GPUs cannot be recorded: {error}; {RETRIED}")).await;
+                }
+                Err(error) => return Err(error).context("the GPUs that were found could not be recorded"),
+            }
+        }
+    }
+
+    /// Adopts the devices of running pods before the first registration, since a device in use must not be offered as
+    /// free.
+    async fn adopt(&self, front: &berth_kubelet::Front) {
+        let mut retry = Retry::default();
+        // A store with allocations is more reliable than the checkpoint, which is then read only for devices that
+        // another plugin granted meanwhile, without waiting for it.
+        let ledger = self.kernel().snapshot();
+        let is_required = ledger.live.is_empty() && ledger.ended.is_empty();
+        let finish = || self.progress.update(|facts| facts.adoption = Step::Done);
+        if self.config.skip_adoption {
+            tracing::warn!("the devices of running pods are not adopted (--skip-adoption)");
+            return finish();
+        }
+        loop {
+            match front.adopt().await.map_err(anyhow::Error::new) {
+                Ok(holdings) => {
+                    tracing::info!(holdings, "adopted the devices of running pods");
+                    return finish();
+                }
+                Err(error) if !is_required => {
+                    tracing::warn!("the devices of running pods are not adopted: {error:#}");
+                    return finish();
+                }
+                Err(error) => {
+                    let message = format!("{error:#}");
+                    self.progress.update(|facts| facts.adoption = Step::Waiting(message.clone()));
+                    retry.wait(&message).await;
+                }
+            }
+        }
+    }
+
+    /// Resolves the versions of the file's stack. An invalid stack stops the start, unless a stack of the API is
+    /// active: then the error is only shown.
+    fn resolve_file_stack(&self) -> anyhow::Result<()> {
+        let snapshot = self.kernel().snapshot();
+        let stack = match self.config.resolve_stack(&snapshot) {
+            Ok(entries) => FileStack { entries, error: None },
+            Err(error) if snapshot.stack.from_api => {
+                tracing::error!("the stack of the configuration cannot be used: {error}");
+                FileStack { entries: Vec::new(), error: Some(error.to_string()) }
+            }
+            Err(error) => anyhow::bail!("the stack of the configuration cannot be used: {error}"),
+        };
+        self.policies().set_file_stack(stack);
+        Ok(())
+    }
+
+    /// Activates the file's stack, unless a stack of the API is active, which takes precedence until it is reset.
+    async fn activate_file_stack(&self) -> anyhow::Result<()> {
+        let entries = &self.policies().file_stack().entries;
+        let mut retry = Retry::default();
+        loop {
+            let active = &self.kernel().snapshot().stack;
+            if active.from_api && active.entries != *entries {
+                tracing::warn!(
+                    "stackShadowed: the stack that was activated through the API is used, not the file's; \
+                     `berth policy reset` activates the file's"
+                );
+            }
+            if active.from_api || active.entries == *entries {
+                return Ok(());
+            }
+            match self.policies().activate(new_stack(entries.clone()), Some(active.revision)).await {
+                Ok(_) => return Ok(()),
+                // The API, which runs already, was given another stack meanwhile.
+                Err(ActivateError::Command(CommandError::Refused(Refusal::StackChanged { .. }))) => {}
+                // A starting node is busy and its disks are slow, so a timeout does not mean that the stack is bad.
+                Err(error) if error.is_passing() => {
+                    retry.wait(&format!("{error}; {RETRIED}")).await;
+                }
+                Err(error) => return Err(error).context("the stack of the configuration cannot be used"),
+            }
+        }
+    }
+}
+
+/// Opens the store, and restores the ledger from it.
+async fn open_store(config: &Config, clock: Arc<SystemClock>) -> anyhow::Result<Keeper> {
+    let (path, rules) = (config.state_dir.join("store"), config.rules.clone());
+    let folder = path.display().to_string();
+    let open = move || Keeper::open(Box::new(SledStore::open(&path)?), rules, clock);
+    match tokio::time::timeout(STORE_OPEN_MAX, tokio::task::spawn_blocking(open)).await {
+        Ok(opened) => Ok(opened.context("opening the store")??),
+        Err(_) => Err(StoreError::Slow { path: folder, ms: 1000 * STORE_OPEN_MAX.as_secs() }.into()),
+    }
+}
+
+/// Scans the GPUs until a scan succeeds, since some nodes load their drivers late. Borrows nothing of the daemon, which
+/// goes on meanwhile.
+///
+/// # Errors
+/// If the scan fails and the configuration has `failOnInitError`.
+async fn find_gpus(
+    config: Config,
+    given: Option<Arc<dyn Gpus>>,
+    progress: Arc<Progress>,
+) -> anyhow::Result<(InventoryScanner, Inventory)> {
+    let mut retry = Retry::default();
+    let processes = Arc::new(config.processes.source());
+    loop {
+        let (source, given) = (config.gpus.clone(), given.clone());
+        let (processes, health_checks) = (Arc::clone(&processes), config.health_checks);
+        let excluded = config.excluded_gpus.clone();
+        let open = move || -> Result<(InventoryScanner, Inventory), GpusError> {
+            let gpus = given.map_or_else(|| source.open(), Ok)?;
+            let scanner = InventoryScanner::new(gpus, processes)
+                .with_health_checks(health_checks)
+                .with_excluded(&excluded);
+            let inventory = scanner.scan()?;
+            Ok((scanner, inventory))
+        };
+        match tokio::task::spawn_blocking(open).await {
+            Ok(Ok((scanner, inventory))) => {
+                log_found(&scanner, &inventory, &config);
+                return Ok((scanner, inventory));
+            }
+            Ok(Err(error)) if config.fail_on_init_error => {
+                return Err(error).context("GPUs cannot be read, and failOnInitError is set");
+            }
+            Ok(Err(error)) => {
+                progress.update(|facts| facts.gpus = Step::Waiting(error.to_string()));
+                let message = format!("no GPUs: {error}; {RETRIED} (run `berth node check` for details)");
+                retry.wait(&message).await;
+            }
+            Err(error) => {
+                tracing::error!(%error, "the GPU scan failed");
+                tokio::time::sleep(RETRY_INTERVAL).await;
+            }
+        }
+    }
+}
+
+/// Logs how many GPUs were found, and what the configuration excludes of them.
+fn log_found(scanner: &InventoryScanner, inventory: &Inventory, config: &Config) {
+    let identified = inventory.parts.iter().filter(|part| part.is_whole_gpu()).count();
+    let (unidentified, excluded) = (inventory.unidentified.len(), inventory.excluded.len());
+    let gpus = identified + unidentified;
+    tracing::info!(backend = scanner.gpus().describe(), gpus, unidentified, excluded, "found GPUs");
+    for selector in inventory.clone().exclude(&config.excluded_gpus) {
+        tracing::warn!("gpus.exclude: no GPU of this node is {selector}");
+    }
+}
+
+/// The end of messages about failures that [`Retry`] waits for; see [`RETRY_INTERVAL`].
+const RETRIED: &str = "trying again every 2 s";
+
+/// The wait between attempts of one step, of which only the first failure is logged.
+#[derive(Default)]
+struct Retry {
+    is_logged: bool,
+}
+
+impl Retry {
+    async fn wait(&mut self, message: &str) {
+        if !std::mem::replace(&mut self.is_logged, true) {
+            tracing::error!("{message}");
+        }
+        tokio::time::sleep(RETRY_INTERVAL).await;
+    }
+}

@@ -40,8 +40,43 @@ pub struct Generated {
 pub fn generate(parts: &[&Part], driver: &Driver) -> Result<Generated, DriverError> {
     let libraries = driver.libraries()?;
     let mut warnings = Vec::new();
+    let program = driver.find_hook();
+    let common = common_edits(driver, &libraries, program.as_ref(), &mut warnings);
+    let capabilities = fs::read_to_string(&driver.capabilities).unwrap_or_default();
+    let has_memory_hook = program.as_ref().is_some_and(|program| !program.known(&[MEMORY_HOOK]).is_empty());
+    let mut devices = Vec::new();
+    for part in parts.iter().filter(|part| part.mig.is_some() || !part.mig_enabled) {
+        let mut edits = part_edits(part, driver, &capabilities, &mut warnings);
+        // A device without any change is not valid, and a container would start without its GPU.
+        if edits.device_nodes.is_empty() {
+            warnings.push(format!("{}: it is not offered until a device node of it exists", part.id));
+            continue;
+        }
+        if part.mig.is_none() && has_memory_hook {
+            edits.hooks = program.iter().map(|program| memory_hook(program, part, driver)).collect();
+        }
+        for name in names(part) {
+            devices.push(Device { name, container_edits: edits.clone() });
+        }
+    }
+    let mut spec =
+        Spec { cdi_version: String::new(), kind: OWN_KIND.into(), devices, container_edits: common };
+    spec.cdi_version = spec.least_version().into();
+    spec.sort();
+    spec.container_edits.mounts.dedup();
+    Ok(Generated { spec, driver_version: libraries.version, warnings })
+}
+
+/// What every container with a GPU gets: nodes of the driver, its libraries, programs and sockets, and the hooks of
+/// `program`.
+fn common_edits(
+    driver: &Driver,
+    libraries: &Libraries,
+    program: Option<&HookProgram>,
+    warnings: &mut Vec<String>,
+) -> ContainerEdits {
     let mut common = ContainerEdits {
-        env: vec!["NVIDIA_VISIBLE_DEVICES=void".into(), libraries_variable(&libraries)],
+        env: vec!["NVIDIA_VISIBLE_DEVICES=void".into(), libraries_variable(libraries)],
         ..ContainerEdits::default()
     };
     for path in REQUIRED_NODES.into_iter().chain(OPTIONAL_NODES) {
@@ -68,11 +103,10 @@ pub fn generate(parts: &[&Part], driver: &Driver) -> Result<Generated, DriverErr
         container_path: "/var/run/nvidia-container-devices/void".into(),
         options: VOID_OPTIONS.map(String::from).to_vec(),
     });
-    let program = driver.find_hook();
-    match &program {
-        Some(program) => common.hooks = hooks(program, &libraries),
+    match program {
+        Some(program) => common.hooks = hooks(program, libraries),
         None => {
-            common.mounts.extend(soname_mounts(&libraries));
+            common.mounts.extend(soname_mounts(libraries));
             warnings.push(
                 "nvidia-cdi-hook was not found on the host, so containers find the driver's libraries only through their \
                  own search path, and cannot use a newer CUDA by its compatibility libraries: install the NVIDIA Container \
@@ -81,60 +115,49 @@ pub fn generate(parts: &[&Part], driver: &Driver) -> Result<Generated, DriverErr
             );
         }
     }
-    let capabilities = fs::read_to_string(&driver.capabilities).unwrap_or_default();
-    let has_memory_hook = program.as_ref().is_some_and(|program| !program.known(&[MEMORY_HOOK]).is_empty());
-    let mut devices = Vec::new();
-    for part in parts.iter().filter(|part| part.mig.is_some() || !part.mig_enabled) {
-        let nodes = part_nodes(part, &capabilities);
-        if part.minor.is_none() {
-            warnings.push(format!(
-                "{}: NVML reports no minor number of it, by which its device node is found",
-                part.id
-            ));
-        }
-        for name in &nodes.unlisted {
-            warnings.push(format!(
-                "{}: the driver lists no MIG capability {name} in {}, so containers cannot open this MIG instance",
-                part.id,
-                driver.capabilities.display()
-            ));
-        }
-        let mut paths = nodes.paths;
-        // Display devices belong to whole GPUs, and to MIG instances with graphics.
-        if part.mig.as_ref().is_none_or(|mig| mig.profile.contains("+gfx")) {
-            paths.extend(driver.display_nodes(part.pci_bus));
-        }
-        let mut edits = ContainerEdits::default();
-        for path in &paths {
-            match driver.node(path) {
-                Some(node) => edits.device_nodes.push(device_node(path, &node)),
-                None => {
-                    let minor = path.strip_prefix("dev/nvidia").filter(|rest| rest.parse::<u32>().is_ok());
-                    let fix = minor.map(|minor| format!(": run `nvidia-modprobe -c={minor}` on the node"));
-                    warnings.push(format!("{}: /{path} does not exist{}", part.id, fix.unwrap_or_default()));
-                }
+    common.additional_gids = group_ids(&common);
+    common
+}
+
+/// The device nodes of one part, with the groups that may open them.
+fn part_edits(
+    part: &Part,
+    driver: &Driver,
+    capabilities: &str,
+    warnings: &mut Vec<String>,
+) -> ContainerEdits {
+    let nodes = part_nodes(part, capabilities);
+    if part.minor.is_none() {
+        warnings.push(format!(
+            "{}: NVML reports no minor number of it, by which its device node is found",
+            part.id
+        ));
+    }
+    for name in &nodes.unlisted {
+        warnings.push(format!(
+            "{}: the driver lists no MIG capability {name} in {}, so containers cannot open this MIG instance",
+            part.id,
+            driver.capabilities.display()
+        ));
+    }
+    let mut paths = nodes.paths;
+    // Display devices belong to whole GPUs, and to MIG instances with graphics.
+    if part.mig.as_ref().is_none_or(|mig| mig.profile.contains("+gfx")) {
+        paths.extend(driver.display_nodes(part.pci_bus));
+    }
+    let mut edits = ContainerEdits::default();
+    for path in &paths {
+        match driver.node(path) {
+            Some(node) => edits.device_nodes.push(device_node(path, &node)),
+            None => {
+                let minor = path.strip_prefix("dev/nvidia").filter(|rest| rest.parse::<u32>().is_ok());
+                let fix = minor.map(|minor| format!(": run `nvidia-modprobe -c={minor}` on the node"));
+                warnings.push(format!("{}: /{path} does not exist{}", part.id, fix.unwrap_or_default()));
             }
         }
-        edits.additional_gids = group_ids(&edits);
-        // A device without any change is not valid, and a container would start without its GPU.
-        if edits.device_nodes.is_empty() {
-            warnings.push(format!("{}: it is not offered until a device node of it exists", part.id));
-            continue;
-        }
-        if part.mig.is_none() && has_memory_hook {
-            edits.hooks = program.iter().map(|program| memory_hook(program, part, driver)).collect();
-        }
-        for name in names(part) {
-            devices.push(Device { name, container_edits: edits.clone() });
-        }
     }
-    common.additional_gids = group_ids(&common);
-    let mut spec =
-        Spec { cdi_version: String::new(), kind: OWN_KIND.into(), devices, container_edits: common };
-    spec.cdi_version = spec.least_version().into();
-    spec.sort();
-    spec.container_edits.mounts.dedup();
-    Ok(Generated { spec, driver_version: libraries.version, warnings })
+    edits.additional_gids = group_ids(&edits);
+    edits
 }
 
 /// What a specification depends on, as a text: as long as it is the same, so is the specification. It is cheap: no

@@ -98,6 +98,51 @@ impl<'v> Sources<'v> {
         indices.into_iter().map(|index| &entries[index]).collect()
     }
 
+    /// What this pass shows of the allocation's holder, and all that is known of it then. `entry`: its entry in the
+    /// checkpoint.
+    fn learn(
+        &self,
+        ledger: &Ledger,
+        allocation: &'v Allocation,
+        entry: Option<&CheckpointEntry>,
+        since_grant: bool,
+    ) -> (Holder, Holder) {
+        let mut learned = Holder::default();
+        if let Some(c) = entry {
+            learned.pod_uid = Some(c.pod_uid.clone());
+            learned.container = Some(c.container.clone());
+        }
+        let mut known = allocation.holder.clone();
+        known.update_from(&learned);
+        let hold = self.listed_hold(ledger, allocation, &known).filter(|_| since_grant);
+        if let Some(hold) = hold {
+            learned.container.get_or_insert_with(|| hold.container.clone());
+            // While the checkpoint cannot be read, the UID comes from the view of all pods.
+            if known.pod_uid.is_none()
+                && self.view.checkpoint.is_none()
+                && let Some(pods) = &ledger.pods
+                && let Some(pod) = pods.find_by_name(&hold.namespace, &hold.pod, allocation.granted_wall_ms)
+            {
+                learned.pod_uid = Some(pod.uid.clone());
+            }
+        }
+        // A UID identifies its pod for good and a name does not, so the pods source, which has both, overrides `List`.
+        let uid = learned.pod_uid.as_deref().or(known.pod_uid.as_deref());
+        if let Some(pod) = uid.and_then(|uid| ledger.pod_in_view(uid)) {
+            learned.update_from(&pod);
+        } else if let Some(hold) = hold {
+            learned.namespace = Some(hold.namespace.clone());
+            learned.pod = Some(hold.pod.clone());
+        } else if known.pod.is_none()
+            && let Some(pod) = known.pod_uid.as_deref().and_then(|uid| ledger.pod_by_uid(uid))
+        {
+            // `List` shows no init containers: the name comes from the pod's other allocations.
+            learned.update_from(&pod);
+        }
+        known.update_from(&learned);
+        (learned, known)
+    }
+
     /// The evidence on `allocation`; `since_grant`: whether the pass began after the grant.
     pub(super) fn evidence(
         &self,
@@ -125,39 +170,7 @@ impl<'v> Sources<'v> {
                 c.allocation.is_none() && adopted && c.devices == allocation.devices && is_holders
             })
         });
-        let mut learned = Holder::default();
-        if let Some(c) = entry {
-            learned.pod_uid = Some(c.pod_uid.clone());
-            learned.container = Some(c.container.clone());
-        }
-        let mut known = allocation.holder.clone();
-        known.update_from(&learned);
-        let hold = self.listed_hold(ledger, allocation, &known).filter(|_| since_grant);
-        if let Some(hold) = hold {
-            learned.container.get_or_insert_with(|| hold.container.clone());
-            // While the checkpoint cannot be read, the UID comes from the view of all pods.
-            if known.pod_uid.is_none()
-                && view.checkpoint.is_none()
-                && let Some(pods) = &ledger.pods
-                && let Some(pod) = pods.find_by_name(&hold.namespace, &hold.pod, allocation.granted_wall_ms)
-            {
-                learned.pod_uid = Some(pod.uid.clone());
-            }
-        }
-        // A UID identifies its pod for good and a name does not, so the pods source, which has both, overrides `List`.
-        let uid = learned.pod_uid.as_deref().or(known.pod_uid.as_deref());
-        if let Some(pod) = uid.and_then(|uid| ledger.pod_in_view(uid)) {
-            learned.update_from(&pod);
-        } else if let Some(hold) = hold {
-            learned.namespace = Some(hold.namespace.clone());
-            learned.pod = Some(hold.pod.clone());
-        } else if known.pod.is_none()
-            && let Some(pod) = known.pod_uid.as_deref().and_then(|uid| ledger.pod_by_uid(uid))
-        {
-            // `List` shows no init containers: the name comes from the pod's other allocations.
-            learned.update_from(&pod);
-        }
-        known.update_from(&learned);
+        let (learned, known) = self.learn(ledger, allocation, entry, since_grant);
         let listed = match (&known.namespace, &known.pod, list) {
             (Some(namespace), Some(pod), Some(list)) => {
                 list.pods.contains(&(namespace.clone(), pod.clone()))

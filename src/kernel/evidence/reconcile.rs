@@ -8,7 +8,6 @@
 
 use crate::evidence::device_plugin::{Evidence, Sources};
 use crate::evidence::kubelet_view::{CheckpointEntry, ReconcileView};
-
 use crate::evidence::pods::PodState;
 use crate::evidence::sighting::{BlockedEnds, Sighting};
 use crate::grants::allocation::{Allocation, Decision, EndReason, Holder};
@@ -42,30 +41,99 @@ pub struct Plan {
 /// Turns the view of one reconcile pass into a plan.
 #[must_use]
 pub fn plan(ledger: &Ledger, view: &ReconcileView, timing: &Timing, now: Now) -> Plan {
-    let mut plan = Plan { ends_withheld: ledger.ends_withheld.clone(), ..Plan::default() };
-    // A view shows the state at its beginning, however late it arrives: waits are measured from there, so
-    // that a delayed view counts neither as two passes nor as one after a grant settled.
+    // A view shows the state at its beginning, however late it arrives: waits are measured from there, so that a
+    // delayed view counts neither as two passes nor as one after a grant settled.
     let at = Now { mono_ms: view.began_mono_ms, ..now };
-    let mut missed = Vec::new();
-    let mut seen_any = false;
+    let plan = Plan { ends_withheld: ledger.ends_withheld.clone(), ..Plan::default() };
     let sources = Sources::new(view);
+    let mut pass = Pass { ledger, view, sources, timing, at, plan, missed: Vec::new(), seen_any: false };
     for (id, allocation) in ledger.live.iter() {
         let sighting = ledger.sightings.get(id).copied();
-        let mut sighting = sighting.unwrap_or_else(|| Sighting::restored(&allocation.holder, now));
+        let sighting = sighting.unwrap_or_else(|| Sighting::restored(&allocation.holder, now));
+        pass.examine(*id, allocation, sighting);
+    }
+    let Pass { mut plan, missed, seen_any, .. } = pass;
+    if seen_any {
+        plan.ends_withheld = None;
+        plan.kubelet_seen_wall_ms = view.kubelet.map(|k| k.created_wall_ms);
+    }
+    // The pods source is decisive where it knows the state of every pod.
+    let is_certain = |a: &Allocation| ledger.pod_state_of(a) != PodState::Unknown;
+    if ledger.live.values().all(|a| a.holder.is_unknown() || is_certain(a)) {
+        plan.ends_withheld = None;
+    }
+    decide_ends(ledger, view, missed, seen_any, &mut plan);
+    if view.adopt {
+        plan.adopted = unknown_holdings(ledger, view);
+    }
+    plan
+}
+
+/// One pass over the live allocations.
+struct Pass<'a> {
+    ledger: &'a Ledger,
+    view: &'a ReconcileView,
+    sources: Sources<'a>,
+    timing: &'a Timing,
+    /// When the view began.
+    at: Now,
+    plan: Plan,
+    /// Allocations that end if ends are not withheld.
+    missed: Vec<(AllocationId, EndReason)>,
+    /// Whether the kubelet shows a live allocation.
+    seen_any: bool,
+}
+
+impl<'a> Pass<'a> {
+    fn examine(&mut self, id: AllocationId, allocation: &'a Allocation, mut sighting: Sighting) {
+        let (ledger, view) = (self.ledger, self.view);
         // A miss before a kubelet restart does not count as one of the two.
         let restarted_ms = view.kubelet.map_or(0, |k| k.created_mono_ms);
         sighting.missed_mono_ms = sighting.missed_mono_ms.filter(|missed| *missed >= restarted_ms);
-        if sources.restores_entries_of(ledger, sighting.recorded_under_wall_ms) {
+        if self.sources.restores_entries_of(ledger, sighting.recorded_under_wall_ms) {
             sighting.recorded_under_wall_ms = view.kubelet.map(|kubelet| kubelet.created_wall_ms);
         }
         // A view of the same millisecond may be older than the grant.
         let since_grant = view.began_mono_ms > sighting.since_mono_ms;
-        let evidence = sources.evidence(ledger, allocation, &sighting, since_grant);
+        let evidence = self.sources.evidence(ledger, allocation, &sighting, since_grant);
         if allocation.holder.clone().update_from(&evidence.learned) {
-            plan.learned.push((*id, evidence.learned.clone()));
+            self.plan.learned.push((id, evidence.learned.clone()));
         }
+        self.record(allocation, &evidence, since_grant, &mut sighting);
+        if allocation.overlapped && evidence.by_id && self.sources.newest_shares_pod(ledger, allocation) {
+            self.plan.settled.push(id);
+        }
+        let is_superseded = allocation.overlapped && view.fresh && since_grant && !evidence.by_id;
+        if is_superseded && evidence.under_another_pod {
+            self.plan.ended.push((id, EndReason::Superseded));
+        } else {
+            let end = || (id, end_reason(allocation, &evidence, view));
+            match self.judge(allocation, &evidence, &sighting) {
+                Outcome::Kept => {}
+                Outcome::Alive => sighting.missed_mono_ms = None,
+                Outcome::Over => self.plan.ended.push(end()),
+                Outcome::Missed => {
+                    let first = *sighting.missed_mono_ms.get_or_insert(self.at.mono_ms);
+                    if self.at.passed(first, self.timing.passes_apart_ms) {
+                        self.missed.push(end());
+                    }
+                }
+            }
+        }
+        self.plan.sightings.insert(id, sighting);
+    }
+
+    /// Records in the sighting what this pass shows of the allocation.
+    fn record(
+        &mut self,
+        allocation: &Allocation,
+        evidence: &Evidence,
+        since_grant: bool,
+        sighting: &mut Sighting,
+    ) {
+        let (ledger, view) = (self.ledger, self.view);
         if evidence.in_checkpoint || (evidence.listed && allocation.holder.pod.is_some()) {
-            seen_any = true;
+            self.seen_any = true;
             // A pod that was granted its devices again is listed, but it no longer holds the older allocation.
             if !evidence.reissued {
                 sighting.missed_mono_ms = None;
@@ -87,9 +155,6 @@ pub fn plan(ledger: &Ledger, view: &ReconcileView, timing: &Timing, now: Now) ->
             sighting.init_container_mono_ms = is_init_container.then_some(view.began_mono_ms);
             sighting.contested = evidence.contested;
         }
-        if allocation.overlapped && evidence.by_id && sources.newest_shares_pod(ledger, allocation) {
-            plan.settled.push(*id);
-        }
         // A pass in which no source could name it does not count as a reading: an operator's `end` stays refused.
         if since_grant && (sighting.shown.is_some() || evidence.can_be_shown) {
             let shown = sighting.shown.get_or_insert_default();
@@ -100,39 +165,33 @@ pub fn plan(ledger: &Ledger, view: &ReconcileView, timing: &Timing, now: Now) ->
                 shown.by_checkpoint = evidence.in_checkpoint;
             }
         }
-        if allocation.overlapped && view.fresh && since_grant && !evidence.by_id && evidence.under_another_pod
-        {
-            plan.ended.push((*id, EndReason::Superseded));
-        } else {
-            let end = || (*id, end_reason(allocation, &evidence, view));
-            match judge(ledger, allocation, &evidence, view, &sighting, timing, at) {
-                Outcome::Kept => {}
-                Outcome::Alive => sighting.missed_mono_ms = None,
-                Outcome::Over => plan.ended.push(end()),
-                Outcome::Missed => {
-                    let first = *sighting.missed_mono_ms.get_or_insert(at.mono_ms);
-                    if at.passed(first, timing.passes_apart_ms) {
-                        missed.push(end());
-                    }
-                }
-            }
+    }
+
+    /// The rules of ends (I6). The kubelet's sources need settling times and two passes, since they are
+    /// empty or partial after a restart. The pods source, which has all pods by UID, overrides them: it shows
+    /// that a pod is alive, and a pod that it showed finished ends in one pass if the kubelet has released the
+    /// devices, too. A pod that is gone without having finished was force-deleted, and the kubelet forgets it
+    /// before its containers end: that takes two passes, but no settling. Without a checkpoint a finished or
+    /// gone pod ends an allocation after the settling times and two passes.
+    fn judge(&self, allocation: &Allocation, evidence: &Evidence, sighting: &Sighting) -> Outcome {
+        let (view, timing, at) = (self.view, self.timing, self.at);
+        // `List` must have answered in either case: it shows that the kubelet has loaded its pods.
+        if view.list.is_none() || !evidence.is_gone {
+            return Outcome::Kept;
         }
-        plan.sightings.insert(*id, sighting);
+        let settled = view.kubelet.is_some_and(|k| at.passed(k.created_mono_ms, timing.kubelet_settle_ms))
+            && at.passed(sighting.since_mono_ms, timing.reply_settle_ms);
+        let readable = view.checkpoint.is_some();
+        let after_grant = view.began_mono_ms > sighting.since_mono_ms;
+        match self.ledger.pod_state_of(allocation) {
+            PodState::Alive if !evidence.reissued => Outcome::Alive,
+            PodState::Over if view.fresh && readable && after_grant => Outcome::Over,
+            PodState::Gone if view.fresh && readable && after_grant => Outcome::Missed,
+            PodState::Over | PodState::Gone if !readable && settled => Outcome::Missed,
+            _ if view.fresh && readable && settled => Outcome::Missed,
+            _ => Outcome::Kept,
+        }
     }
-    if seen_any {
-        plan.ends_withheld = None;
-        plan.kubelet_seen_wall_ms = view.kubelet.map(|k| k.created_wall_ms);
-    }
-    // The pods source is decisive where it knows the state of every pod.
-    let is_certain = |a: &Allocation| ledger.pod_state_of(a) != PodState::Unknown;
-    if ledger.live.values().all(|a| a.holder.is_unknown() || is_certain(a)) {
-        plan.ends_withheld = None;
-    }
-    decide_ends(ledger, view, missed, seen_any, &mut plan);
-    if view.adopt {
-        plan.adopted = unknown_holdings(ledger, view);
-    }
-    plan
 }
 
 /// The outcome of one pass for one allocation that is not superseded.
@@ -145,39 +204,6 @@ enum Outcome {
     Over,
     /// Missed by this pass. Two misses end it.
     Missed,
-}
-
-/// The rules of ends (I6). The kubelet's sources need settling times and two passes, since they are
-/// empty or partial after a restart. The pods source, which has all pods by UID, overrides them: it shows
-/// that a pod is alive, and a pod that it showed finished ends in one pass if the kubelet has released the
-/// devices, too. A pod that is gone without having finished was force-deleted, and the kubelet forgets it
-/// before its containers end: that takes two passes, but no settling. Without a checkpoint a finished or
-/// gone pod ends an allocation after the settling times and two passes.
-fn judge(
-    ledger: &Ledger,
-    allocation: &Allocation,
-    evidence: &Evidence,
-    view: &ReconcileView,
-    sighting: &Sighting,
-    timing: &Timing,
-    at: Now,
-) -> Outcome {
-    // `List` must have answered in either case: it shows that the kubelet has loaded its pods.
-    if view.list.is_none() || !evidence.is_gone {
-        return Outcome::Kept;
-    }
-    let settled = view.kubelet.is_some_and(|k| at.passed(k.created_mono_ms, timing.kubelet_settle_ms))
-        && at.passed(sighting.since_mono_ms, timing.reply_settle_ms);
-    let readable = view.checkpoint.is_some();
-    let after_grant = view.began_mono_ms > sighting.since_mono_ms;
-    match ledger.pod_state_of(allocation) {
-        PodState::Alive if !evidence.reissued => Outcome::Alive,
-        PodState::Over if view.fresh && readable && after_grant => Outcome::Over,
-        PodState::Gone if view.fresh && readable && after_grant => Outcome::Missed,
-        PodState::Over | PodState::Gone if !readable && settled => Outcome::Missed,
-        _ if view.fresh && readable && settled => Outcome::Missed,
-        _ => Outcome::Kept,
-    }
 }
 
 fn end_reason(allocation: &Allocation, evidence: &Evidence, view: &ReconcileView) -> EndReason {

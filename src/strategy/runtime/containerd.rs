@@ -267,6 +267,50 @@ fn clean(path: &Path) -> PathBuf {
 /// What containerds of this series make of these files; an error if they refuse them.
 fn settings(files: Vec<Table>, series: Series) -> Result<Settings, String> {
     let newest = series.file_version();
+    let Merged { version, mut plugins, off } = merge(files, series)?;
+    if version > newest {
+        return Err(format!(
+            "version {version} is newer than {newest}, the newest that containerd {} reads",
+            series.first()
+        ));
+    }
+    let has_full_names = version >= 2;
+    let is_full = |name: &&String| match series {
+        Series::V1_7 => name.starts_with("io.containerd.") && name.split('.').count() >= 4,
+        _ => name.contains('.'),
+    };
+    // containerd 1.7 checks the sections as well, later ones take any.
+    let sections = plugins.keys().filter(|_| series == Series::V1_7);
+    if let Some(name) = off.iter().chain(sections).find(|name| has_full_names && !is_full(name)) {
+        return Err(format!("{name} is not the full name of a plugin, such as {OLD_PLUGIN}"));
+    }
+    if series == Series::V2_0 && version < newest {
+        move_old_plugin(&mut plugins);
+    }
+    let section = match series {
+        Series::V1_7 if has_full_names => OLD_PLUGIN,
+        Series::V1_7 => "cri",
+        _ => PLUGIN,
+    };
+    let is_off =
+        CRI_PLUGINS.iter().any(|name| off.contains(*name)) || (!has_full_names && off.contains("cri"));
+    let empty = Table::new();
+    let cri = plugins.get(section).and_then(Value::as_table).unwrap_or(&empty);
+    Ok(of_section(cri, series, !is_off))
+}
+
+/// The files of one configuration as one.
+struct Merged {
+    /// The version by which its names are read.
+    version: i64,
+    plugins: Table,
+    /// The plugins that are turned off.
+    off: BTreeSet<String>,
+}
+
+/// Merges the files as containerds of this series do; an error if they refuse one.
+fn merge(files: Vec<Table>, series: Series) -> Result<Merged, String> {
+    let newest = series.file_version();
     // containerd 1.7 begins with version 1, later ones with their own.
     let mut version = if series == Series::V1_7 { 1 } else { newest };
     let mut root_version = 0;
@@ -318,35 +362,7 @@ fn settings(files: Vec<Table>, series: Series) -> Result<Settings, String> {
             overlay(&mut plugins, own);
         }
     }
-    if version > newest {
-        return Err(format!(
-            "version {version} is newer than {newest}, the newest that containerd {} reads",
-            series.first()
-        ));
-    }
-    let has_full_names = version >= 2;
-    let is_full = |name: &&String| match series {
-        Series::V1_7 => name.starts_with("io.containerd.") && name.split('.').count() >= 4,
-        _ => name.contains('.'),
-    };
-    // containerd 1.7 checks the sections as well, later ones take any.
-    let sections = plugins.keys().filter(|_| series == Series::V1_7);
-    if let Some(name) = off.iter().chain(sections).find(|name| has_full_names && !is_full(name)) {
-        return Err(format!("{name} is not the full name of a plugin, such as {OLD_PLUGIN}"));
-    }
-    if series == Series::V2_0 && version < newest {
-        move_old_plugin(&mut plugins);
-    }
-    let section = match series {
-        Series::V1_7 if has_full_names => OLD_PLUGIN,
-        Series::V1_7 => "cri",
-        _ => PLUGIN,
-    };
-    let is_off =
-        CRI_PLUGINS.iter().any(|name| off.contains(*name)) || (!has_full_names && off.contains("cri"));
-    let empty = Table::new();
-    let cri = plugins.get(section).and_then(Value::as_table).unwrap_or(&empty);
-    Ok(of_section(cri, series, !is_off))
+    Ok(Merged { version, plugins, off })
 }
 
 fn of_section(cri: &Table, series: Series, has_cri: bool) -> Settings {

@@ -103,12 +103,12 @@ fn dispatch(cli: &Cli, out: &mut Out) -> anyhow::Result<bool> {
 fn serve(args: &ServeArgs, client: &ClientArgs) -> anyhow::Result<()> {
     exit_on_signals().context("cannot listen for signals")?;
     let config = load(args, client)?;
-    let traces = logs::start(config.log, config.tracing.as_ref(), &config.node_name);
+    let traces = logs::start(config.observe.log, config.observe.tracing.as_ref(), &config.node.name);
     let traces = traces.map_err(|error| match error {
         LogsError::Filter { .. } => anyhow::Error::new(BadUsage(error.to_string())),
         LogsError::Headers(_) | LogsError::AlreadySetUp(_) => error.into(),
     })?;
-    config.notices.iter().for_each(|notice| tracing::warn!("{notice}"));
+    config.loaded.notices.iter().for_each(|notice| tracing::warn!("{notice}"));
     crate::daemon::serve(config, traces)
 }
 
@@ -136,7 +136,7 @@ pub fn load(args: &ServeArgs, client: &ClientArgs) -> anyhow::Result<Config> {
         }
         None => config,
     };
-    config.gpus.check().map_err(|error| match args.gpus {
+    config.gpus.source.check().map_err(|error| match args.gpus {
         Some(_) => anyhow::Error::new(BadUsage(error.to_string())),
         None => error.into(),
     })?;
@@ -146,11 +146,11 @@ pub fn load(args: &ServeArgs, client: &ClientArgs) -> anyhow::Result<Config> {
 /// The label that selects the configuration file. Logs are not set up yet: temporary failures go to standard error.
 fn node_label(config: &Config, key: &str) -> anyhow::Result<Option<String>> {
     ensure!(
-        config.api_server != ApiServer::Off,
+        config.cluster.api_server != ApiServer::Off,
         "--config-dir reads the node label {key} from the API server: set --kubeconfig, or run in a pod with a service account"
     );
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let settings = berth_cluster::Settings::new(config.api_server.clone(), config.node_name.clone());
+    let settings = berth_cluster::Settings::new(config.cluster.api_server.clone(), config.node.name.clone());
     let on_retry = |error: &berth_cluster::ConnectError| {
         let max_wait = berth_cluster::LABEL_READ_MAX.as_secs();
         eprintln!(

@@ -128,19 +128,21 @@ fn examine(source: &Source, skipped: SkippedChecks) -> anyhow::Result<(Config, V
             Err(error) => (Findings::default(), Some(error)),
         };
         notes = findings.notes;
-        notes.extend(config.notices.iter().cloned());
+        notes.extend(config.loaded.notices.iter().cloned());
         let mut errors = findings.errors;
         if skipped.files {
             notes.push("the token and TLS files were not read".into());
         } else {
             errors.extend(file_errors(config));
-            if !config.token_file.exists() {
-                notes
-                    .push(format!("the daemon creates {} when it first starts", config.token_file.display()));
+            if !config.admin.token_file.exists() {
+                notes.push(format!(
+                    "the daemon creates {} when it first starts",
+                    config.admin.token_file.display()
+                ));
             }
         }
         // Invalid values were left out of the lists, so their indices refer to the source of the settings.
-        let source = config.source.as_deref().unwrap_or(source);
+        let source = config.loaded.source.as_deref().unwrap_or(source);
         errors.into_iter().for_each(|bad| problems.push(source.locate(bad, args)));
         if let Some(error) = dry_run_error {
             // It is not an error of the file, and must not hide those.
@@ -159,7 +161,7 @@ fn examine(source: &Source, skipped: SkippedChecks) -> anyhow::Result<(Config, V
 
 /// Errors of the token and TLS files.
 fn file_errors(config: &Config) -> impl Iterator<Item = BadSetting> {
-    check_files(&config.token_file, &config.admin).into_iter().map(|(key, error)| {
+    check_files(&config.admin.token_file, &config.admin.access).into_iter().map(|(key, error)| {
         let error = anyhow::Error::new(error);
         let hint = "on a machine without these files, use --without-files";
         BadSetting::new(key, format!("the daemon would not start: {error:#} ({hint})"))
@@ -167,23 +169,27 @@ fn file_errors(config: &Config) -> impl Iterator<Item = BadSetting> {
 }
 
 fn settings(config: &Config) -> Settings {
-    let gpus = match &config.gpus {
+    let gpus = match &config.gpus.source {
         GpuSource::Nvml { library: None, .. } => "nvml".into(),
         GpuSource::Nvml { library: Some(path), .. } => format!("nvml by {}", path.display()),
         GpuSource::Sim(profile) => format!("simulated: {profile}"),
     };
     Settings {
-        node: config.node_name.clone(),
+        node: config.node.name.clone(),
         gpus,
-        device_plugins_dir: config.device_plugins_dir.display().to_string(),
-        kubelet_root_dir: config.kubelet_root_dir.display().to_string(),
-        state_dir: config.state_dir.display().to_string(),
-        admin_listen: config.admin_listen.to_string(),
-        health_listen: config.health_listen.map(|listen| listen.to_string()),
+        device_plugins_dir: config.kubelet.device_plugins_dir.display().to_string(),
+        kubelet_root_dir: config.kubelet.root_dir.display().to_string(),
+        state_dir: config.node.state_dir.display().to_string(),
+        admin_listen: config.admin.listen.to_string(),
+        health_listen: config.admin.health_listen.map(|listen| listen.to_string()),
         admin: AccessSummary::new(config),
-        resource: config.resource.to_string(),
-        tracing: config.tracing.as_ref().map(|t| format!("{} ({})", t.endpoint.url, t.endpoint.protocol)),
-        stack: config.stack.iter().map(|entry| entry.policy.clone()).collect(),
+        resource: config.offers.resource.to_string(),
+        tracing: config
+            .observe
+            .tracing
+            .as_ref()
+            .map(|t| format!("{} ({})", t.endpoint.url, t.endpoint.protocol)),
+        stack: config.offers.stack.iter().map(|entry| entry.policy.clone()).collect(),
     }
 }
 
@@ -265,7 +271,7 @@ struct Client {
 
 impl AccessSummary {
     fn new(config: &Config) -> Self {
-        let access = &config.admin;
+        let access = &config.admin.access;
         let shown = |path: &Path| path.display().to_string();
         let tokens = access.tokens.iter().map(|token| Token {
             name: token.name.clone(),
@@ -289,7 +295,7 @@ impl AccessSummary {
             others_may: tls.others_may.map(Right::as_str),
         });
         Self {
-            token_file: shown(&config.token_file),
+            token_file: shown(&config.admin.token_file),
             tokens: tokens.collect(),
             tls,
             socket: access.socket.as_deref().map(shown),

@@ -47,8 +47,8 @@ pub struct Findings {
 #[must_use]
 pub fn policy_settings(config: &Config, folder: PathBuf) -> berth_wasm::Settings {
     berth_wasm::Settings {
-        resource: config.resource.clone(),
-        mig: config.mig_strategy,
+        resource: config.offers.resource.clone(),
+        mig: config.offers.mig_strategy,
         ..berth_wasm::Settings::new(folder)
     }
 }
@@ -61,7 +61,7 @@ pub fn policy_settings(config: &Config, folder: PathBuf) -> berth_wasm::Settings
 pub fn dry_run(config: &Config, skipped: SkippedChecks) -> anyhow::Result<Findings> {
     let mut findings = Findings::default();
     let (inventory, is_real) = inventory(config, skipped, &mut findings)?;
-    if config.stack.is_empty() {
+    if config.offers.stack.is_empty() {
         return Ok(findings);
     }
     let scratch = Scratch::new().context(
@@ -108,8 +108,9 @@ pub fn dry_run(config: &Config, skipped: SkippedChecks) -> anyhow::Result<Findin
 /// # Errors
 /// If the start would fail.
 pub fn start_stack(config: &Config, node: &Ledger) -> anyhow::Result<Vec<StackEntry>> {
-    config.gpus.check()?;
-    if let Some((key, error)) = check_files(&config.token_file, &config.admin).into_iter().next() {
+    config.gpus.source.check()?;
+    if let Some((key, error)) = check_files(&config.admin.token_file, &config.admin.access).into_iter().next()
+    {
         return Err(anyhow::Error::new(error).context(key));
     }
     // A start then only shows an error of the file's stack.
@@ -164,14 +165,14 @@ fn inventory(
     findings: &mut Findings,
 ) -> anyhow::Result<(Inventory, bool)> {
     let sample = || anyhow::Ok((SimGpus::open(SAMPLE)?.scan()?, false));
-    if skipped.gpus && config.gpus.profile().is_none() {
+    if skipped.gpus && config.gpus.source.profile().is_none() {
         findings.notes.push("the GPUs were not read".into());
         return sample();
     }
-    let error = match config.gpus.open().and_then(|gpus| gpus.scan()) {
+    let error = match config.gpus.source.open().and_then(|gpus| gpus.scan()) {
         Ok(gpus) if gpus.parts.is_empty() => "there is no GPU".to_owned(),
         Ok(mut gpus) => {
-            let unused = gpus.exclude(&config.excluded_gpus);
+            let unused = gpus.exclude(&config.gpus.excluded);
             findings
                 .notes
                 .extend(unused.iter().map(|one| format!("gpus.exclude: no GPU of this node is {one}")));
@@ -192,13 +193,15 @@ fn entries(
     findings: &mut Findings,
 ) -> Vec<(usize, StackEntry)> {
     let mut entries = Vec::new();
-    for (at, entry) in config.stack.iter().enumerate() {
+    for (at, entry) in config.offers.stack.iter().enumerate() {
         let reason = match entry.resolve(node) {
             Ok(resolved) => {
                 entries.push((at, resolved));
                 continue;
             }
-            Err(ResolveError::Missing(reason)) if skipped.files || has_uploads(&config.state_dir, node) => {
+            Err(ResolveError::Missing(reason))
+                if skipped.files || has_uploads(&config.node.state_dir, node) =>
+            {
                 findings.notes.push(format!(
                     "{reason}; the daemon starts with this file after the policy is uploaded to its node (`berth policy push`)"
                 ));

@@ -36,13 +36,13 @@ pub fn run(args: &ServeArgs, config: &Config, out: &mut Out) -> anyhow::Result<b
     let api_server = connect_api_server(config);
     let versions =
         api_server.as_ref().ok().and_then(Option::as_ref).map(NodeVersions::of).unwrap_or_default();
-    let chosen = config.chosen.as_ref().and_then(|chosen| chosen.name.clone());
+    let chosen = config.loaded.chosen.as_ref().and_then(|chosen| chosen.name.clone());
     let file = chosen.or_else(|| args.config_file().map(|file| file.display().to_string()));
     let configuration =
         file.unwrap_or_else(|| "no --config FILE: flags, environment variables and defaults".into());
     let mut lines = vec![Line::ok("configuration", configuration)];
     lines.extend(check_all(config, Path::new("/"), scan, &versions));
-    lines.push(processes(config.processes.source().process_visibility()));
+    lines.push(processes(config.gpus.processes.source().process_visibility()));
     // Without GPUs the stack is not checked; the line of the GPUs has the reason.
     let has_gpus = lines.iter().all(|line| line.check != "GPUs" || line.level != Level::Fail);
     lines.push(stack(config, SkippedChecks { files: false, gpus: !has_gpus }));
@@ -53,10 +53,10 @@ pub fn run(args: &ServeArgs, config: &Config, out: &mut Out) -> anyhow::Result<b
 
 /// Opens and scans the GPUs.
 fn scan(config: &Config) -> anyhow::Result<FoundGpus> {
-    let gpus = config.gpus.open()?;
+    let gpus = config.gpus.source.open()?;
     let mut inventory = gpus.scan()?;
     let unused: Vec<String> =
-        inventory.exclude(&config.excluded_gpus).into_iter().map(ToString::to_string).collect();
+        inventory.exclude(&config.gpus.excluded).into_iter().map(ToString::to_string).collect();
     found_gpus(inventory, &unused, &gpus.describe())
 }
 
@@ -101,11 +101,11 @@ fn found_gpus(inventory: Inventory, unused: &[String], source: &str) -> anyhow::
 
 /// Reads the node object once, if the API server is used.
 fn connect_api_server(config: &Config) -> anyhow::Result<Option<NodeInfo>> {
-    if config.api_server == ApiServer::Off {
+    if config.cluster.api_server == ApiServer::Off {
         return Ok(None);
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let settings = berth_cluster::Settings::new(config.api_server.clone(), config.node_name.clone());
+    let settings = berth_cluster::Settings::new(config.cluster.api_server.clone(), config.node.name.clone());
     let info = runtime.block_on(berth_cluster::node_info(&settings));
     info.map(Some).map_err(|error| anyhow::anyhow!(berth_cluster::error_chain(&error)))
 }
@@ -171,7 +171,7 @@ fn stack(config: &Config, skipped: SkippedChecks) -> Line {
                 "correct the configuration; `berth config check FILE` shows the lines",
             )
         }
-        Ok(_) if config.stack.is_empty() => {
+        Ok(_) if config.offers.stack.is_empty() => {
             Line::ok(CHECK, "none in the configuration: whole GPUs are offered, unless a stack is activated")
         }
         Ok(_) if skipped.gpus => Line::warn(CHECK, "not checked: there are no GPUs", "see the GPUs check"),
@@ -188,12 +188,12 @@ fn stack(config: &Config, skipped: SkippedChecks) -> Line {
 /// A warning at most, since the API server is optional.
 fn api_server_line(config: &Config, connected: anyhow::Result<Option<NodeInfo>>) -> Line {
     const CHECK: &str = "API server";
-    if config.api_server == ApiServer::Off {
+    if config.cluster.api_server == ApiServer::Off {
         let what = "not used (--kubeconfig, or a pod's service account): no eviction, no Node events, and the end of a pod takes two reconcile passes";
         return Line::ok(CHECK, what);
     }
     match connected {
-        Ok(_) => Line::ok(CHECK, format!("it answers and has node {}", config.node_name)),
+        Ok(_) => Line::ok(CHECK, format!("it answers and has node {}", config.node.name)),
         Err(error) => {
             let fix = "check the address, the credentials and the role; the daemon keeps trying";
             Line::warn(CHECK, format!("{error:#}"), fix)

@@ -102,14 +102,14 @@ mod tests {
     #[test]
     fn the_strategy_is_auto_and_a_specification_is_made_where_none_exists() {
         let config = settings("").unwrap();
-        assert!(config.auto_strategy);
-        assert_eq!(config.cdi.generate, CdiGenerate::Auto);
-        assert_eq!(config.cdi.folders, ["/etc/cdi", "/var/run/cdi"].map(PathBuf::from));
-        assert!(config.cdi.runtime_files.contains(&PathBuf::from("/etc/containerd/config.toml")));
+        assert!(config.containers.auto_strategy);
+        assert_eq!(config.containers.cdi.generate, CdiGenerate::Auto);
+        assert_eq!(config.containers.cdi.folders, ["/etc/cdi", "/var/run/cdi"].map(PathBuf::from));
+        assert!(config.containers.cdi.runtime_files.contains(&PathBuf::from("/etc/containerd/config.toml")));
         let config =
             settings("containerEdits: {deviceListStrategy: [envvar]}\ncdi: {generate: never}").unwrap();
-        assert!(!config.auto_strategy);
-        assert_eq!(config.cdi.generate, CdiGenerate::Never);
+        assert!(!config.containers.auto_strategy);
+        assert_eq!(config.containers.cdi.generate, CdiGenerate::Never);
     }
 
     #[test]

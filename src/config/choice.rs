@@ -127,7 +127,7 @@ impl Chosen {
     /// If no file can be selected, or the selected one is invalid.
     pub fn changed_for(&self, label: Option<&str>) -> anyhow::Result<Option<Config>> {
         let other = Config::load_chosen(&self.args, self.choice.clone(), label.map(str::to_owned))?;
-        let changed = other.chosen.as_ref().is_some_and(|chosen| chosen.name != self.name);
+        let changed = other.loaded.chosen.as_ref().is_some_and(|chosen| chosen.name != self.name);
         Ok(changed.then_some(other))
     }
 }
@@ -143,7 +143,7 @@ impl Config {
             None => Self::load(args)?,
             Some(name) => Self::load_with_base(Some(&choice.folder.join(name)), args.config_file(), args)?,
         };
-        config.chosen = Some(Chosen { choice, label, name, args: Box::new(args.clone()) });
+        config.loaded.chosen = Some(Chosen { choice, label, name, args: Box::new(args.clone()) });
         Ok(config)
     }
 }
@@ -219,10 +219,10 @@ mod tests {
             Config::load_chosen(&args, choice, label.map(str::to_owned)).unwrap()
         };
         let config = load(Some("t4"), None);
-        assert_eq!(config.gpus, GpuSource::Sim("1xt4".into()));
-        assert_eq!(config.resource.as_str(), "example.com/gpu");
+        assert_eq!(config.gpus.source, GpuSource::Sim("1xt4".into()));
+        assert_eq!(config.offers.resource.as_str(), "example.com/gpu");
         // The selection of the same file by another rule is not a change.
-        let chosen = config.chosen.unwrap();
+        let chosen = config.loaded.chosen.unwrap();
         assert!(chosen.changed_for(None).unwrap().is_none());
         assert!(chosen.changed_for(Some("gone")).is_err());
         // NVIDIA's files have no `containerEdits`: their flags replace single keys of it.

@@ -47,73 +47,143 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// All settings of the daemon.
+/// All settings of the daemon, by subject.
 #[derive(Clone, Debug)]
 pub struct Config {
+    /// The node.
+    pub node: NodeSettings,
+    /// The kubelet.
+    pub kubelet: KubeletSettings,
+    /// The GPUs, and what runs on them.
+    pub gpus: GpuSettings,
+    /// The API server, and what is written there.
+    pub cluster: ClusterSettings,
+    /// The admin API.
+    pub admin: AdminSettings,
+    /// Log and traces.
+    pub observe: ObserveSettings,
+    /// How containers get their devices.
+    pub containers: ContainerSettings,
+    /// What GPUs are offered as.
+    pub offers: OfferSettings,
+    /// What makes a GPU unhealthy, and how often that is checked.
+    pub health: HealthSettings,
+    /// The kernel's rules.
+    pub rules: Rules,
+    /// Intervals of the reconcile passes.
+    pub reconcile: ReconcileTiming,
+    /// Where these settings come from.
+    pub loaded: Loaded,
+}
+
+/// The node; a change needs a restart.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NodeSettings {
     /// The node's name, for the API and events.
-    pub node_name: String,
+    pub name: String,
+    /// The folder of the store, the policies and the token.
+    pub state_dir: PathBuf,
+    /// Limits of the journal of decisions; `None` if there is none.
+    pub decisions: Option<JournalLimit>,
+}
+
+/// The kubelet; a change needs a restart.
+#[derive(Clone, Debug, PartialEq)]
+pub struct KubeletSettings {
     /// The folder of kubelet.sock, of the kubelet's checkpoint and of the plugins' sockets.
     pub device_plugins_dir: PathBuf,
     /// The kubelet's `--root-dir`, with `pod-resources/` and `pods-api/`.
-    pub kubelet_root_dir: PathBuf,
-    /// The folder of the store, the policies and the token.
-    pub state_dir: PathBuf,
+    pub root_dir: PathBuf,
+    /// Whether Berth registers even if running pods cannot be adopted.
+    pub skip_adoption: bool,
+}
+
+/// The GPUs, and what runs on them; a change needs a restart.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GpuSettings {
+    /// The source of the GPUs.
+    pub source: GpuSource,
+    /// GPUs that are not offered under any stack.
+    pub excluded: Vec<GpuSelector>,
+    /// Processes on GPUs: which ones are ignored.
+    pub processes: ProcessSettings,
+    /// Whether readings and failing calls make a GPU unhealthy; if not, only a missing GPU is withheld.
+    pub health_checks: bool,
+    /// Whether the daemon ends if the GPUs cannot be read at the start.
+    pub fail_on_init_error: bool,
+}
+
+/// The API server, and what is written there; a change needs a restart.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ClusterSettings {
     /// Access to the API server.
     pub api_server: ApiServer,
-    /// The source of the GPUs.
-    pub gpus: GpuSource,
-    /// GPUs that are not offered under any stack.
-    pub excluded_gpus: Vec<GpuSelector>,
-    /// Address of the admin API.
-    pub admin_listen: SocketAddr,
+    /// Labels of the node.
+    pub labels: LabelSettings,
+}
+
+/// The admin API; a change needs a restart.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AdminSettings {
+    /// Its address.
+    pub listen: SocketAddr,
     /// Address that serves only `/livez`, `/readyz` and `/metrics`, without a token.
     pub health_listen: Option<SocketAddr>,
     /// The bearer token's file, created at the first start.
     pub token_file: PathBuf,
-    /// Further access to the admin API: tokens, TLS, a Unix socket, cluster users.
-    pub admin: AdminAccess,
+    /// Further access: tokens, TLS, a Unix socket, cluster users.
+    pub access: AdminAccess,
+}
+
+/// Log and traces; a change needs a restart.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ObserveSettings {
     /// Format of the log.
     pub log: LogFormat,
     /// Export of traces; `None` if it is off.
     pub tracing: Option<TracingSettings>,
+}
+
+/// How containers get their devices.
+#[derive(Clone, Debug)]
+pub struct ContainerSettings {
     /// How allocated devices are passed to containers.
     pub edits: Edits,
     /// Whether the strategies of `edits` are replaced by those that work on the node.
     pub auto_strategy: bool,
     /// CDI specifications and the container runtime's configuration.
     pub cdi: CdiSettings,
+}
+
+/// What GPUs are offered as.
+#[derive(Clone, Debug)]
+pub struct OfferSettings {
     /// The resource of whole GPUs, unless a policy names another.
     pub resource: Resource,
     /// The MIG strategy, unless a policy decides otherwise.
     pub mig_strategy: MigStrategy,
-    /// The kernel's rules.
-    pub rules: Rules,
-    /// Limits of the journal of decisions; `None` if there is none.
-    pub decisions: Option<JournalLimit>,
-    /// XIDs that do not make a GPU unhealthy.
-    pub xids: XidRules,
-    /// Processes on GPUs: which ones are ignored.
-    pub processes: ProcessSettings,
-    /// Interval of the inventory scans.
-    pub poll: Duration,
-    /// Labels of the node.
-    pub labels: LabelSettings,
-    /// Intervals of the reconcile passes.
-    pub rounds: ReconcileTiming,
-    /// Whether Berth registers even if running pods cannot be adopted.
-    pub skip_adoption: bool,
     /// The file's stack, in the order of evaluation.
     pub stack: Vec<StackEntryConfig>,
-    /// The file of these settings, for the line numbers of errors that are found later.
+}
+
+/// What makes a GPU unhealthy, and how often that is checked.
+#[derive(Clone, Debug)]
+pub struct HealthSettings {
+    /// XIDs that do not make a GPU unhealthy.
+    pub xids: XidRules,
+    /// Interval of the inventory scans.
+    pub scan_interval: Duration,
+}
+
+/// Where settings come from.
+#[derive(Clone, Debug, Default)]
+pub struct Loaded {
+    /// Their file, for the line numbers of errors that are found later.
     pub source: Option<Arc<Source>>,
-    /// The files of these settings, to read them again; `None` without a file.
+    /// Their files, to read them again; `None` without a file.
     pub origin: Option<Arc<Origin>>,
     /// The file that a node label selected, if `--config-dir` is set.
     pub chosen: Option<Chosen>,
-    /// Whether readings and failing calls make a GPU unhealthy; if not, only a missing GPU is withheld.
-    pub health_checks: bool,
-    /// Whether the daemon ends if the GPUs cannot be read at the start.
-    pub fail_on_init_error: bool,
     /// Settings that are ignored or used differently, one log line each.
     pub notices: Vec<String>,
 }
@@ -140,14 +210,17 @@ impl Config {
             },
             None => Self::merge(args, FileConfig::default())?,
         };
-        config.notices.extend(nvidia::args::unused_environment_notices(|name| std::env::var(name).ok()));
+        config
+            .loaded
+            .notices
+            .extend(nvidia::args::unused_environment_notices(|name| std::env::var(name).ok()));
         Ok(config)
     }
 
     /// The error of a setting, with its line in the file that these settings come from.
     #[must_use]
     pub fn locate(&self, bad: BadSetting) -> Problem {
-        match &self.source {
+        match &self.loaded.source {
             Some(source) => source.locate(bad, &ServeArgs::default()),
             None => Problem { place: None, key: bad.setting, what: bad.what },
         }
@@ -157,10 +230,10 @@ impl Config {
     #[must_use]
     pub fn baseline(&self) -> Baseline {
         Baseline {
-            resource: self.resource.clone(),
-            mig: self.mig_strategy,
-            mps_sockets: self.edits.mps_sockets(),
-            xids: self.xids.clone(),
+            resource: self.offers.resource.clone(),
+            mig: self.offers.mig_strategy,
+            mps_sockets: self.containers.edits.mps_sockets(),
+            xids: self.health.xids.clone(),
             quiet_ms: self.rules.timing.quiet_ms,
         }
     }
@@ -171,21 +244,21 @@ impl Config {
     /// All invalid values.
     pub fn merge(args: &ServeArgs, file: FileConfig) -> Result<Self, BadSettings> {
         let mut checks = Checks::default();
-        let path_or = |flag: &Option<PathBuf>, file, default: &str| {
-            flag.clone().or(file).unwrap_or_else(|| default.into())
-        };
-        let state_dir =
-            checks.absolute_path("stateDir", path_or(&args.state_dir, file.state_dir, "/var/lib/berth"));
-        let kubelet_dir = checks
-            .absolute_path("kubeletDir", path_or(&args.kubelet_dir(), file.kubelet_dir, "/var/lib/kubelet"));
+        let state_dir = args.state_dir.clone().or(file.state_dir).unwrap_or_else(|| "/var/lib/berth".into());
+        let state_dir = checks.absolute_path("stateDir", state_dir);
+        let kubelet_dir =
+            args.kubelet_dir().or(file.kubelet_dir).unwrap_or_else(|| "/var/lib/kubelet".into());
+        let kubelet_dir = checks.absolute_path("kubeletDir", kubelet_dir);
         let device_plugins_dir = args.device_plugins_dir.clone().or(file.device_plugins_dir);
-        let device_plugins_dir = device_plugins_dir.map_or_else(
-            || kubelet_dir.join("device-plugins"),
-            |path| checks.absolute_path("devicePluginsDir", path),
-        );
-        let kubelet_root_dir = args.kubelet_root_dir.clone().or(file.kubelet_root_dir);
-        let kubelet_root_dir =
-            kubelet_root_dir.map_or(kubelet_dir, |path| checks.absolute_path("kubeletRootDir", path));
+        let root_dir = args.kubelet_root_dir.clone().or(file.kubelet_root_dir);
+        let kubelet = KubeletSettings {
+            device_plugins_dir: device_plugins_dir.map_or_else(
+                || kubelet_dir.join("device-plugins"),
+                |path| checks.absolute_path("devicePluginsDir", path),
+            ),
+            root_dir: root_dir.map_or(kubelet_dir, |path| checks.absolute_path("kubeletRootDir", path)),
+            skip_adoption: args.skip_adoption || file.skip_adoption.unwrap_or(false),
+        };
         let token_file =
             args.token_file.clone().or(file.token_file).unwrap_or_else(|| state_dir.join("token"));
         let kubeconfig = args.kubeconfig.clone().or(file.kubeconfig);
@@ -199,10 +272,10 @@ impl Config {
         // A scan takes a few calls per GPU: shorter intervals would leave no pause between scans.
         let poll_seconds = health.poll_seconds.unwrap_or(5.0);
         checks.ok(in_range("health.pollSeconds", poll_seconds, 0.05..=3600.0));
-        let admin = file.admin.unwrap_or_default().resolve(args.admin_socket.clone(), &mut checks);
+        let access = file.admin.unwrap_or_default().resolve(args.admin_socket.clone(), &mut checks);
         let listen = args.admin_listen.clone().or(file.admin_listen);
         let listen = listen.as_deref().unwrap_or("127.0.0.1:9470");
-        let admin_listen = checks.record_error(admin::listen(listen, admin.tls.is_some()));
+        let listen = checks.record_error(admin::listen(listen, access.tls.is_some()));
         let health_listen = args.health_listen.clone().or(file.health_listen);
         let health_listen = health_listen.as_deref().and_then(|h| checks.ok(address("healthListen", h)));
         let resource = file.resource.unwrap_or_else(|| "nvidia.com/gpu".into());
@@ -221,9 +294,9 @@ impl Config {
         let library = args.nvml_library.clone().or(file.nvml_library);
         let library = library.map(|path| checks.plain_path("nvmlLibrary", path));
         let gpus_file = file.gpus.unwrap_or_default();
-        let gpus = args.gpus.clone().or_else(|| gpus_file.source.clone()).unwrap_or_else(|| "nvml".into());
-        let gpus = checks.record_error(gpu_source(&gpus, library, driver));
-        let excluded_gpus = gpus_file.excluded(&mut checks);
+        let source = args.gpus.clone().or_else(|| gpus_file.source.clone()).unwrap_or_else(|| "nvml".into());
+        let source = checks.record_error(gpu_source(&source, library, driver));
+        let excluded = gpus_file.excluded(&mut checks);
         let mig = args.mig_strategy.clone().or(file.mig_strategy);
         let mig_strategy = mig.and_then(|keyword| checks.ok(mig_strategy(&keyword))).unwrap_or_default();
         let history = checks.ok(file.history.unwrap_or_default().limit()).unwrap_or_default();
@@ -239,40 +312,33 @@ impl Config {
         );
         let token_file = checks.absolute_path("tokenFile", token_file);
         checks.finish()?;
+        let name = node_name(args.node_name.clone().or(file.node_name));
+        let fail_on_init_error = args.nvidia.fail_on_init_error.or(file.fail_on_init_error).unwrap_or(false);
         Ok(Self {
-            node_name: node_name(args.node_name.clone().or(file.node_name)),
-            device_plugins_dir,
-            kubelet_root_dir,
-            token_file,
-            api_server: api_server(args.api_server.or(file.api_server), kubeconfig),
-            gpus: gpus?,
-            excluded_gpus,
-            admin,
-            admin_listen: admin_listen?,
-            health_listen,
-            log: args.log.or(file.log).unwrap_or_default(),
-            tracing,
-            resource: resource?,
-            mig_strategy,
+            node: NodeSettings { name, state_dir, decisions },
+            kubelet,
+            gpus: GpuSettings {
+                source: source?,
+                excluded,
+                processes,
+                health_checks: !health_checks.is_off(),
+                fail_on_init_error,
+            },
+            cluster: ClusterSettings {
+                api_server: api_server(args.api_server.or(file.api_server), kubeconfig),
+                labels,
+            },
+            admin: AdminSettings { listen: listen?, health_listen, token_file, access },
+            observe: ObserveSettings { log: args.log.or(file.log).unwrap_or_default(), tracing },
+            containers: ContainerSettings { edits, auto_strategy, cdi },
+            offers: OfferSettings { resource: resource?, mig_strategy, stack },
+            health: HealthSettings {
+                xids: health_checks.rules(health.ignored_xids),
+                scan_interval: Duration::from_secs_f64(poll_seconds),
+            },
             rules: Rules { timing, overcommit_percent: percent(overcommit), history, trusted_keys },
-            decisions,
-            xids: health_checks.rules(health.ignored_xids),
-            health_checks: !health_checks.is_off(),
-            processes,
-            poll: Duration::from_secs_f64(poll_seconds),
-            labels,
-            rounds: file.rounds.unwrap_or_default().resolve(&ReconcileTiming::default()),
-            skip_adoption: args.skip_adoption || file.skip_adoption.unwrap_or(false),
-            stack,
-            chosen: None,
-            state_dir,
-            edits,
-            auto_strategy,
-            cdi,
-            source: None,
-            origin: None,
-            fail_on_init_error: args.nvidia.fail_on_init_error.or(file.fail_on_init_error).unwrap_or(false),
-            notices,
+            reconcile: file.rounds.unwrap_or_default().resolve(&ReconcileTiming::default()),
+            loaded: Loaded { notices, ..Loaded::default() },
         })
     }
 }

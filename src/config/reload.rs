@@ -1,10 +1,10 @@
 //! Reading the configuration again while the daemon runs: what changed, which settings apply at once, and which need a
 //! restart.
 
-use super::Config;
 use super::args::ServeArgs;
 use super::checks::ConfigError;
 use super::source::Source;
+use super::{Config, ContainerSettings, Loaded};
 use berth_files::FileVersion;
 use berth_files::yaml::Problems;
 use berth_kernel::node::rules::Rules;
@@ -178,115 +178,65 @@ impl Config {
     /// since other programs are configured with them or since their parts cannot be replaced without an interruption.
     #[must_use]
     pub fn reloaded(&self, new: Self) -> Reloaded {
-        // Without `..`, so that a new setting does not compile until it is decided here what a reload does with it.
-        let Self {
-            // Applied at once.
-            edits,
-            auto_strategy,
-            cdi,
-            resource,
-            mig_strategy,
-            rules: Rules { timing, overcommit_percent, history, trusted_keys },
-            xids,
-            poll,
-            rounds,
-            stack,
-            // These describe the file, so they are always the new ones.
-            source,
-            origin,
-            chosen: _,
-            notices,
-            // Kept until a restart.
-            node_name,
-            device_plugins_dir,
-            kubelet_root_dir,
-            state_dir,
-            api_server,
-            gpus,
-            excluded_gpus,
-            admin_listen,
-            health_listen,
-            token_file,
-            admin,
-            log,
-            tracing,
-            decisions,
-            processes,
-            labels,
-            skip_adoption,
-            health_checks,
-            fail_on_init_error,
-        } = new;
-        let mut needs_restart = NeedsRestart::default();
-        let driver_root = ["containerEdits.nvidiaDriverRoot"];
-        let edits = Edits {
-            driver_root: needs_restart.running(&driver_root, &self.edits.driver_root, &edits.driver_root),
-            dev_root: needs_restart.running(
-                &["containerEdits.nvidiaDevRoot"],
-                &self.edits.dev_root,
-                &edits.dev_root,
-            ),
-            ..edits
-        };
+        let (mut needs_restart, origin) = (NeedsRestart::default(), new.loaded.origin.clone());
+        // Without `..`, so that a new section does not compile until it is decided here what a reload does with it.
         let config = Self {
-            edits,
-            auto_strategy,
-            cdi,
-            resource,
-            mig_strategy,
+            node: needs_restart.running(&["nodeName", "stateDir", "decisions"], &self.node, &new.node),
+            kubelet: needs_restart.running(
+                &["kubeletDir", "devicePluginsDir", "kubeletRootDir", "skipAdoption"],
+                &self.kubelet,
+                &new.kubelet,
+            ),
+            gpus: needs_restart.running(
+                &["gpus", "nvmlLibrary", "processes", "failOnInitError"],
+                &self.gpus,
+                &new.gpus,
+            ),
+            cluster: needs_restart.running(
+                &["apiServer", "kubeconfig", "labels"],
+                &self.cluster,
+                &new.cluster,
+            ),
+            admin: needs_restart.running(
+                &["adminListen", "healthListen", "tokenFile", "admin"],
+                &self.admin,
+                &new.admin,
+            ),
+            observe: needs_restart.running(&["log", "tracing"], &self.observe, &new.observe),
+            containers: ContainerSettings {
+                edits: self.reloaded_edits(new.containers.edits, &mut needs_restart),
+                ..new.containers
+            },
+            offers: new.offers,
+            health: new.health,
             rules: Rules {
-                timing,
-                overcommit_percent,
-                history,
                 // The signatures of all known versions are checked with them at the start.
                 trusted_keys: needs_restart.running(
                     &["trustedKeys"],
                     &self.rules.trusted_keys,
-                    &trusted_keys,
+                    &new.rules.trusted_keys,
                 ),
+                ..new.rules
             },
-            xids,
-            poll,
-            rounds,
-            stack,
-            source,
-            origin: None,
-            chosen: self.chosen.clone(),
-            notices,
-            node_name: needs_restart.running(&["nodeName"], &self.node_name, &node_name),
-            device_plugins_dir: needs_restart.running(
-                &["kubeletDir", "devicePluginsDir"],
-                &self.device_plugins_dir,
-                &device_plugins_dir,
-            ),
-            kubelet_root_dir: needs_restart.running(
-                &["kubeletDir", "kubeletRootDir"],
-                &self.kubelet_root_dir,
-                &kubelet_root_dir,
-            ),
-            state_dir: needs_restart.running(&["stateDir"], &self.state_dir, &state_dir),
-            api_server: needs_restart.running(&["apiServer", "kubeconfig"], &self.api_server, &api_server),
-            gpus: needs_restart.running(&["gpus", "nvmlLibrary"], &self.gpus, &gpus),
-            excluded_gpus: needs_restart.running(&["gpus"], &self.excluded_gpus, &excluded_gpus),
-            admin_listen: needs_restart.running(&["adminListen"], &self.admin_listen, &admin_listen),
-            health_listen: needs_restart.running(&["healthListen"], &self.health_listen, &health_listen),
-            token_file: needs_restart.running(&["tokenFile"], &self.token_file, &token_file),
-            admin: needs_restart.running(&["admin"], &self.admin, &admin),
-            log: needs_restart.running(&["log"], &self.log, &log),
-            tracing: needs_restart.running(&["tracing"], &self.tracing, &tracing),
-            decisions: needs_restart.running(&["decisions"], &self.decisions, &decisions),
-            processes: needs_restart.running(&["processes"], &self.processes, &processes),
-            labels: needs_restart.running(&["labels"], &self.labels, &labels),
-            skip_adoption: needs_restart.running(&["skipAdoption"], &self.skip_adoption, &skip_adoption),
-            health_checks: needs_restart.running(&[], &self.health_checks, &health_checks),
-            fail_on_init_error: needs_restart.running(
-                &["failOnInitError"],
-                &self.fail_on_init_error,
-                &fail_on_init_error,
-            ),
+            reconcile: new.reconcile,
+            loaded: Loaded { origin: None, chosen: self.loaded.chosen.clone(), ..new.loaded },
         };
         let (origin, changes) = self.changes(&needs_restart, origin);
-        Reloaded { config: Self { origin, ..config }, changes }
+        Reloaded { config: Self { loaded: Loaded { origin, ..config.loaded }, ..config }, changes }
+    }
+
+    /// The new edits, with the folders of the driver that are in use.
+    fn reloaded_edits(&self, new: Edits, needs_restart: &mut NeedsRestart) -> Edits {
+        let Edits { driver_root, dev_root, .. } = &self.containers.edits;
+        Edits {
+            driver_root: needs_restart.running(
+                &["containerEdits.nvidiaDriverRoot"],
+                driver_root,
+                &new.driver_root,
+            ),
+            dev_root: needs_restart.running(&["containerEdits.nvidiaDevRoot"], dev_root, &new.dev_root),
+            ..new
+        }
     }
 
     /// What differs between the values in use and those of the file, and the file with the values that are in use now.
@@ -295,8 +245,8 @@ impl Config {
         needs_restart: &NeedsRestart,
         new: Option<Arc<Origin>>,
     ) -> (Option<Arc<Origin>>, Vec<SettingChange>) {
-        let (Some(running), Some(new)) = (&self.origin, new) else {
-            return (self.origin.clone(), Vec::new());
+        let (Some(running), Some(new)) = (&self.loaded.origin, new) else {
+            return (self.loaded.origin.clone(), Vec::new());
         };
         let mut values = new.values.clone();
         let keys: BTreeSet<&String> = running.values.keys().chain(new.values.keys()).collect();
@@ -365,11 +315,20 @@ mod tests {
                       admin: {limits: {readsPerSecond: 7000}}\n";
         let reloaded = running.reloaded(load(folder.path(), second, &args));
         let Reloaded { config, .. } = &reloaded;
-        assert_eq!(config.resource.as_str(), "b.com/gpu");
-        assert_eq!(config.stack[0].parameters["replicas"], 8);
+        assert_eq!(config.offers.resource.as_str(), "b.com/gpu");
+        assert_eq!(config.offers.stack[0].parameters["replicas"], 8);
         assert_eq!(config.rules.history, Rules::default().history);
-        let unchanged = (&config.gpus, &config.admin, &config.edits, config.mig_strategy);
-        assert_eq!(unchanged, (&running.gpus, &running.admin, &running.edits, running.mig_strategy));
+        let unchanged =
+            (&config.gpus.source, &config.admin.access, &config.containers.edits, config.offers.mig_strategy);
+        assert_eq!(
+            unchanged,
+            (
+                &running.gpus.source,
+                &running.admin.access,
+                &running.containers.edits,
+                running.offers.mig_strategy
+            )
+        );
         let applied = lines(&reloaded, Effect::Applied);
         let expected = [
             "history.allocations: removed (was 2000)",

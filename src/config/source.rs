@@ -119,8 +119,8 @@ impl Source {
             let source = Self { left_out: left_out.clone(), ..self.clone() };
             let BadSettings(bad) = match Config::merge(args, read) {
                 Ok(mut config) => {
-                    config.notices.extend(notices);
-                    config.source = Some(Arc::new(source));
+                    config.loaded.notices.extend(notices);
+                    config.loaded.source = Some(Arc::new(source));
                     return (Some(config), problems);
                 }
                 Err(bad) => bad,

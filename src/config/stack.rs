@@ -19,8 +19,8 @@ impl Config {
     /// trusted key signed.
     pub fn resolve_stack(&self, ledger: &Ledger) -> Result<Vec<StackEntry>, Problems> {
         let mut problems = Problems::default();
-        let mut resolved = Vec::with_capacity(self.stack.len());
-        for (at, entry) in self.stack.iter().enumerate() {
+        let mut resolved = Vec::with_capacity(self.offers.stack.len());
+        for (at, entry) in self.offers.stack.iter().enumerate() {
             let entry = entry.resolve(ledger).map_err(|error| error.to_string()).and_then(|entry| {
                 let trusted = check_trust(ledger, std::slice::from_ref(&entry), &self.rules.trusted_keys);
                 trusted.map_err(|refusal| refusal.to_string()).map(|()| entry)

@@ -10,11 +10,11 @@ fn merged(yaml: &str) -> Result<Config, BadSettings> {
 #[test]
 fn an_empty_file_means_defaults() {
     let config = merged("").unwrap();
-    assert_eq!(config.device_plugins_dir, PathBuf::from("/var/lib/kubelet/device-plugins"));
-    assert_eq!(config.kubelet_root_dir, PathBuf::from("/var/lib/kubelet"));
-    assert_eq!(config.token_file, PathBuf::from("/var/lib/berth/token"));
+    assert_eq!(config.kubelet.device_plugins_dir, PathBuf::from("/var/lib/kubelet/device-plugins"));
+    assert_eq!(config.kubelet.root_dir, PathBuf::from("/var/lib/kubelet"));
+    assert_eq!(config.admin.token_file, PathBuf::from("/var/lib/berth/token"));
     assert_eq!(config.rules, Rules::default());
-    assert_eq!(config.gpus, GpuSource::Nvml { library: None, driver_root: None });
+    assert_eq!(config.gpus.source, GpuSource::Nvml { library: None, driver_root: None });
 }
 
 #[test]
@@ -22,8 +22,8 @@ fn flags_take_precedence_over_the_file() {
     let args = ServeArgs { gpus: Some("sim:2xt4".into()), ..ServeArgs::default() };
     let file = FileConfig::parse("gpus: nvml\nnodeName: n1").unwrap();
     let config = Config::merge(&args, file).unwrap();
-    assert_eq!(config.gpus, GpuSource::Sim("2xt4".into()));
-    assert_eq!(config.node_name, "n1");
+    assert_eq!(config.gpus.source, GpuSource::Sim("2xt4".into()));
+    assert_eq!(config.node.name, "n1");
 }
 
 #[test]
@@ -34,19 +34,19 @@ fn an_empty_variable_counts_as_not_set() {
     args.edits.nvidia_driver_root = empty();
     let file = "containerEdits: { nvidiaDriverRoot: /driver, nvidiaDevRoot: /dev-root }";
     let config = Config::merge(&args, FileConfig::parse(file).unwrap()).unwrap();
-    assert_eq!(config.edits.driver_root, PathBuf::from("/driver"));
-    assert_eq!(config.edits.dev_root, Some(PathBuf::from("/dev-root")));
-    assert_eq!(config.gpus, GpuSource::Nvml { library: None, driver_root: Some("/driver".into()) });
+    assert_eq!(config.containers.edits.driver_root, PathBuf::from("/driver"));
+    assert_eq!(config.containers.edits.dev_root, Some(PathBuf::from("/dev-root")));
+    assert_eq!(config.gpus.source, GpuSource::Nvml { library: None, driver_root: Some("/driver".into()) });
 }
 
 #[test]
 fn relative_folders_are_relative_to_the_current_folder() {
     let current = std::env::current_dir().unwrap();
     let config = merged("stateDir: st\nkubeletDir: ./k\n").unwrap();
-    assert_eq!(config.state_dir, current.join("st"));
-    assert_eq!(config.token_file, current.join("st/token"));
-    assert_eq!(config.device_plugins_dir, current.join("k/device-plugins"));
-    assert_eq!(config.kubelet_root_dir, current.join("k"));
+    assert_eq!(config.node.state_dir, current.join("st"));
+    assert_eq!(config.admin.token_file, current.join("st/token"));
+    assert_eq!(config.kubelet.device_plugins_dir, current.join("k/device-plugins"));
+    assert_eq!(config.kubelet.root_dir, current.join("k"));
     assert_eq!(merged("tokenFile: t").unwrap().token_file, current.join("t"));
 }
 
@@ -54,7 +54,7 @@ fn relative_folders_are_relative_to_the_current_folder() {
 fn the_kubelets_two_folders_are_set_apart_or_by_their_common_parent() {
     let folders = |yaml: &str, args: &ServeArgs| {
         let config = Config::merge(args, FileConfig::parse(yaml).unwrap()).unwrap();
-        [config.device_plugins_dir, config.kubelet_root_dir].map(|path| path.display().to_string())
+        [config.kubelet.device_plugins_dir, config.kubelet.root_dir].map(|path| path.display().to_string())
     };
     let none = ServeArgs::default();
     assert_eq!(folders("kubeletDir: /k", &none), ["/k/device-plugins", "/k"]);
@@ -99,7 +99,7 @@ fn enabled_xids_take_precedence_over_disabled_ones() {
         ..ServeArgs::default()
     };
     let config = Config::merge(&args, FileConfig::default()).unwrap();
-    let XidRules { ignored, counted } = config.xids;
+    let XidRules { ignored, counted } = config.health.xids;
     assert!(
         ignored.contains(&79) && ignored.contains(&31) && !ignored.contains(&13) && !ignored.contains(&48)
     );

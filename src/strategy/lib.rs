@@ -132,25 +132,25 @@ impl StrategyFinder {
     /// `root` is `/` outside tests. `is_simulated`: the GPUs are not real, whatever the configuration says.
     #[must_use]
     pub fn new(config: &Config, root: &Path, is_simulated: bool) -> Self {
-        let edits = config.edits.clone();
+        let edits = config.containers.edits.clone();
         let under = |path: &PathBuf| root.join(path.strip_prefix("/").unwrap_or(path));
-        let folders: Vec<PathBuf> = config.cdi.folders.iter().map(under).collect();
+        let folders: Vec<PathBuf> = config.containers.cdi.folders.iter().map(under).collect();
         let driver = Driver {
             root: edits.driver_folder(),
             nodes: edits.node_folders(),
-            hook: config.cdi.hook.clone(),
+            hook: config.containers.cdi.hook.clone(),
             sysfs: "/sys".into(),
             capabilities: berth_kernel::hardware::device_nodes::MIG_MINORS.into(),
         };
         let file = folders.last().map(|folder| folder.join(OWN_FILE)).unwrap_or_default();
         Self {
-            configured: (!config.auto_strategy).then(|| edits.strategies.clone()),
-            is_simulated: is_simulated || matches!(config.gpus, GpuSource::Sim(_)),
-            mig_strategy: config.mig_strategy,
-            runtime_files: config.cdi.runtime_files.clone(),
+            configured: (!config.containers.auto_strategy).then(|| edits.strategies.clone()),
+            is_simulated: is_simulated || matches!(config.gpus.source, GpuSource::Sim(_)),
+            mig_strategy: config.offers.mig_strategy,
+            runtime_files: config.containers.cdi.runtime_files.clone(),
             runtimes: Settled::default(),
             programs: Programs::default(),
-            generate: config.cdi.generate,
+            generate: config.containers.cdi.generate,
             own: OwnSpec::new(driver, file),
             named: None,
             root: root.to_owned(),

@@ -100,20 +100,20 @@ impl StrategyTask {
         let taken = watch::Sender::new(0);
         let settings = StrategySettings { newest, taken: taken.subscribe() };
         let finder = StrategyFinder::new(&config, Path::new("/"), is_simulated);
-        let needs_versions = finder.needs_versions() && config.api_server != ApiServer::Off;
+        let needs_versions = finder.needs_versions() && config.cluster.api_server != ApiServer::Off;
         let task = Self {
             newest: settings.newest.subscribe(),
             taken,
             is_simulated,
             finder: Arc::new(Mutex::new(finder)),
-            is_auto: config.auto_strategy,
-            configured: config.edits.clone(),
-            current: watch::Sender::new(Arc::new(config.edits.clone())),
+            is_auto: config.containers.auto_strategy,
+            configured: config.containers.edits.clone(),
+            current: watch::Sender::new(Arc::new(config.containers.edits.clone())),
             last: None,
             is_changed: false,
             versions: NodeVersions::default(),
             versions_due: Instant::now(),
-            cluster: berth_cluster::Settings::new(config.api_server, config.node_name),
+            cluster: berth_cluster::Settings::new(config.cluster.api_server, config.node.name),
             needs_versions,
             on_change,
             kernel,
@@ -193,8 +193,8 @@ impl StrategyTask {
     fn reconfigure(&mut self) {
         let Numbered { number, config } = self.newest.borrow_and_update().clone();
         *self.finder.lock() = StrategyFinder::new(&config, Path::new("/"), self.is_simulated);
-        self.is_auto = config.auto_strategy;
-        self.configured = config.edits;
+        self.is_auto = config.containers.auto_strategy;
+        self.configured = config.containers.edits;
         // At once, with the last decision: the look that follows may take a while.
         self.current.send_replace(match &self.last {
             Some((last, _)) => last.edits(&self.configured),

@@ -47,7 +47,7 @@ impl TestNode {
 
     fn configured_finder(&self, yaml: &str) -> StrategyFinder {
         let mut config = Config::merge(&ServeArgs::default(), FileConfig::parse(yaml).unwrap()).unwrap();
-        config.edits.driver_root_in_container = self.path("driver");
+        config.containers.edits.driver_root_in_container = self.path("driver");
         StrategyFinder::new(&config, self.root.path(), false)
     }
 

@@ -13,10 +13,10 @@ use tokio::task::JoinHandle;
 /// The settings of the admin API.
 pub(super) fn settings(config: &Config) -> berth_http::Settings {
     berth_http::Settings {
-        listen: config.admin_listen,
-        health_listen: config.health_listen,
-        token_file: config.token_file.clone(),
-        access: config.admin.clone(),
+        listen: config.admin.listen,
+        health_listen: config.admin.health_listen,
+        token_file: config.admin.token_file.clone(),
+        access: config.admin.access.clone(),
         reviewer: reviewer(config),
         tls_poll_interval: berth_http::TLS_POLL_INTERVAL,
     }
@@ -24,25 +24,25 @@ pub(super) fn settings(config: &Config) -> berth_http::Settings {
 
 /// Reviews by the API server, if they are configured and there is an API server.
 fn reviewer(config: &Config) -> Option<Arc<dyn Reviewer>> {
-    let kubernetes = config.admin.kubernetes.as_ref()?;
-    if config.api_server == ApiServer::Off {
+    let kubernetes = config.admin.access.kubernetes.as_ref()?;
+    if config.cluster.api_server == ApiServer::Off {
         tracing::warn!(
             "admin.kubernetes is set, but there is no API server (--kubeconfig, or a pod's service account): the \
              admin API accepts only the daemon's own tokens and certificates"
         );
         return None;
     }
-    let settings = berth_cluster::Settings::new(config.api_server.clone(), config.node_name.clone());
+    let settings = berth_cluster::Settings::new(config.cluster.api_server.clone(), config.node.name.clone());
     let reviews = Arc::new(berth_cluster::Reviews::new(settings, kubernetes.audiences.clone()));
     Some(Arc::new(ApiServerReviewer { reviews, runtime: Handle::current() }))
 }
 
 /// Asks the API server about evictions, if there is one.
 pub(super) fn eviction_check(config: &Config) -> Option<berth_admin::EvictionCheck> {
-    if config.api_server == ApiServer::Off {
+    if config.cluster.api_server == ApiServer::Off {
         return None;
     }
-    let settings = berth_cluster::Settings::new(config.api_server.clone(), config.node_name.clone());
+    let settings = berth_cluster::Settings::new(config.cluster.api_server.clone(), config.node.name.clone());
     let check = Arc::new(berth_cluster::EvictionCheck::new(settings));
     let runtime = Handle::current();
     Some(Arc::new(move |pod: Arc<Pod>| {

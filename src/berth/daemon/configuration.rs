@@ -26,7 +26,7 @@ pub(super) struct Configuration {
 impl Configuration {
     /// `None` if the configuration was not selected by a label.
     pub(super) fn new(config: &Config) -> Option<Self> {
-        let chosen = config.chosen.clone()?;
+        let chosen = config.loaded.chosen.clone()?;
         let (name, label) = (chosen.shown(), &chosen.choice.label);
         tracing::info!("using the configuration {name} (selected by the node label {label})");
         let value = watch::Sender::new(chosen.label.clone());
@@ -133,7 +133,7 @@ fn unusable_text(other: &Config) -> String {
 }
 
 fn name(config: &Config) -> &str {
-    config.chosen.as_ref().map_or("none", Chosen::shown)
+    config.loaded.chosen.as_ref().map_or("none", Chosen::shown)
 }
 
 #[cfg(test)]
@@ -152,9 +152,9 @@ mod tests {
         let retry_interval = Duration::from_millis(10);
         let configuration = Configuration { retry_interval, ..Configuration::new(&config).unwrap() };
         let value = configuration.watched_label().value;
-        let chosen = config.chosen.clone().unwrap();
+        let chosen = config.loaded.chosen.clone().unwrap();
         let select = async move |label: Option<String>| {
-            let other = chosen.changed_for(label.as_deref())?.and_then(|other| other.chosen);
+            let other = chosen.changed_for(label.as_deref())?.and_then(|other| other.loaded.chosen);
             Ok(other.map(|other| other.shown().to_owned()))
         };
         let changed = tokio::spawn(configuration.wait_for_change(select));

@@ -27,9 +27,9 @@ impl Progress {
     /// The state before the start.
     pub(super) fn new(config: &Config) -> Self {
         let facts = NodeFacts {
-            name: config.node_name.clone(),
-            mps: config.edits.mps_sockets().into_keys().collect(),
-            api_server: (config.api_server != ApiServer::Off).then(Step::default),
+            name: config.node.name.clone(),
+            mps: config.containers.edits.mps_sockets().into_keys().collect(),
+            api_server: (config.cluster.api_server != ApiServer::Off).then(Step::default),
             ..NodeFacts::default()
         };
         Self { facts: Mutex::new(facts), ..Self::default() }

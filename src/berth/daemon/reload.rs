@@ -65,7 +65,7 @@ impl Running {
     /// Reads the configuration again at each change of its file and at each SIGHUP, also one that came since `hangup`
     /// was created. Never returns.
     pub(super) async fn follow_configuration(&mut self, mut hangup: Signal) -> Infallible {
-        let Some(origin) = self.base.config.origin.clone() else {
+        let Some(origin) = self.base.config.loaded.origin.clone() else {
             loop {
                 hangup.recv().await;
                 tracing::info!("SIGHUP: there is no configuration file to read again (--config)");
@@ -136,16 +136,21 @@ impl Running {
             tracing::error!("the stack of the configuration cannot be used: {error}");
         }
         self.parts.strategy.set(&config).await;
-        self.parts.kubelet.set_timing(config.rounds.clone());
-        if config.poll != self.base.config.poll {
-            self.parts.gpus.set_interval(config.poll);
+        self.parts.kubelet.set_timing(config.reconcile.clone());
+        if config.health.scan_interval != self.base.config.health.scan_interval {
+            self.parts.gpus.set_interval(config.health.scan_interval);
         }
-        self.base.labels.set_sharing(config.mig_strategy, config.edits.mps_sockets().into_keys().collect());
-        for notice in config.notices.iter().filter(|notice| !self.base.config.notices.contains(notice)) {
+        self.base.labels.set_sharing(
+            config.offers.mig_strategy,
+            config.containers.edits.mps_sockets().into_keys().collect(),
+        );
+        for notice in
+            config.loaded.notices.iter().filter(|notice| !self.base.config.loaded.notices.contains(notice))
+        {
             tracing::warn!("{notice}");
         }
         self.base.progress.update(|facts| {
-            facts.mps = config.edits.mps_sockets().into_keys().collect();
+            facts.mps = config.containers.edits.mps_sockets().into_keys().collect();
         });
         self.base.config = config;
         self.base.show_loaded(&changes);
@@ -169,7 +174,7 @@ impl Running {
         let prepared = prepared.map_err(|error| of_key(config, "stack", &error.to_string()))?;
         let settings = berth_wasm::Settings {
             compiler: self.base.options.compiler.clone(),
-            ..policy_settings(config, config.state_dir.clone())
+            ..policy_settings(config, config.node.state_dir.clone())
         };
         let (node, now) = (self.base.kernel().snapshot(), self.base.kernel().now());
         let (config, entries) = (config.clone(), entries.clone());
@@ -217,7 +222,7 @@ impl Running {
             revision: active.stack.revision,
         };
         let show = |config: &Config| {
-            let (resource, mig) = (config.resource.clone(), config.mig_strategy);
+            let (resource, mig) = (config.offers.resource.clone(), config.offers.mig_strategy);
             self.base.wasm.set_offers(resource, mig);
         };
         show(config);
@@ -245,7 +250,7 @@ impl Running {
     }
 
     fn log_changes(&self, changes: &[SettingChange]) {
-        let Some(origin) = &self.base.config.origin else { return };
+        let Some(origin) = &self.base.config.loaded.origin else { return };
         let file = origin.file().display();
         let listed = |effect: Effect| {
             let lines = changes.iter().filter(|change| change.effect == effect).map(ToString::to_string);
@@ -282,7 +287,7 @@ impl Running {
 impl Base {
     /// Shows the configuration that was loaded, with its changes since the start.
     pub(super) fn show_loaded(&self, changes: &[SettingChange]) {
-        let Some(origin) = &self.config.origin else { return };
+        let Some(origin) = &self.config.loaded.origin else { return };
         let loaded_at = rfc3339(self.kernel().now().wall_ms);
         let listed = |waits: bool| {
             let is_listed = move |change: &&SettingChange| (change.effect == Effect::AfterRestart) == waits;
@@ -348,16 +353,16 @@ async fn wait(
 
 /// Reads the files and checks what a start would check, except calls of policies.
 fn check(running: &Config, node: &Arc<Ledger>) -> Result<Checked, Problems> {
-    let Some(origin) = &running.origin else { return Err(of_file("there is no configuration file")) };
+    let Some(origin) = &running.loaded.origin else { return Err(of_file("there is no configuration file")) };
     let (new, mut problems) = Config::read_again(origin).map_err(|error| match error {
         ConfigError::Wrong { problems, .. } => problems,
         error => of_file(format!("{:#}", anyhow::Error::new(error))),
     })?;
     let Some(new) = new else { return Err(problems) };
-    if let Err(error) = new.gpus.check() {
+    if let Err(error) = new.gpus.source.check() {
         problems.push(new.locate(BadSetting::new("gpus", error.to_string())));
     }
-    for (key, error) in check_files(&new.token_file, &new.admin) {
+    for (key, error) in check_files(&new.admin.token_file, &new.admin.access) {
         problems.push(new.locate(BadSetting::new(key, format!("{:#}", anyhow::Error::new(error)))));
     }
     let reloaded = running.reloaded(new);

@@ -13,7 +13,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 const CLOCK_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 pub(super) fn create_state_dir(config: &Config) -> anyhow::Result<()> {
-    let path = &config.state_dir;
+    let path = &config.node.state_dir;
     std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path).with_context(|| {
         format!(
             "cannot create the state folder {} (set --state-dir to a folder that this user can write)",
@@ -28,8 +28,8 @@ pub(super) fn create_state_dir(config: &Config) -> anyhow::Result<()> {
 
 /// Opens the journal of decisions. Without it the daemon still runs, so an error is only logged.
 pub(super) fn open_journal(config: &Config) -> Option<Arc<dyn Journal>> {
-    let limits = config.decisions?;
-    match FileJournal::open(&config.state_dir.join("decisions"), limits) {
+    let limits = config.node.decisions?;
+    match FileJournal::open(&config.node.state_dir.join("decisions"), limits) {
         Ok(journal) => Some(Arc::new(journal)),
         Err(error) => {
             let cause = error.source.as_ref().map_or_else(String::new, |source| format!(": {source}"));

@@ -70,7 +70,7 @@ impl Starting {
         finding.spawn(find_gpus(config.clone(), options.gpus.clone(), Arc::clone(&progress)));
         let settings = berth_wasm::Settings {
             compiler: options.compiler.clone(),
-            ..policy_settings(&config, config.state_dir.clone())
+            ..policy_settings(&config, config.node.state_dir.clone())
         };
         let policies = tokio::task::spawn_blocking(move || WasmPolicies::new(settings));
         let clock = Arc::new(SystemClock::default());
@@ -83,10 +83,10 @@ impl Starting {
         // Its first batch has what changed while no daemon ran.
         let mut stream = TransitionStream::since(Arc::clone(&stored));
         let (logged, batches) = (stream.subscribe(), stream.subscribe());
-        let (handles, token_file) = (core.core.clone(), &config.token_file);
+        let (handles, token_file) = (core.core.clone(), &config.admin.token_file);
         let api = StartingApi::new(admin, handles, stream.subscribe(), Arc::clone(&progress), token_file)?;
         let mut base = Base {
-            labels: LabelChannels::new(config.labels.clone()),
+            labels: LabelChannels::new(config.cluster.labels.clone()),
             admin_address: api.address,
             config,
             options,
@@ -121,7 +121,8 @@ impl Starting {
     /// Returns once the node's label selects another configuration; never if no label is used. Borrows nothing.
     pub(super) fn wait_for_reconfiguration(&self) -> impl Future<Output = ()> + use<> {
         let (configuration, policies) = (self.base.configuration.clone(), self.base.policies().clone());
-        let (folder, compiler) = (self.base.config.state_dir.clone(), self.base.options.compiler.clone());
+        let (folder, compiler) =
+            (self.base.config.node.state_dir.clone(), self.base.options.compiler.clone());
         async move {
             match configuration {
                 Some(configuration) => configuration.changed(policies, folder, compiler).await,
@@ -231,7 +232,7 @@ impl Base {
             }
         };
         self.core.core.driver.set_scanner(scanner.clone());
-        let gpus = GpuWatch::start(&scanner, self.kernel(), self.config.poll)
+        let gpus = GpuWatch::start(&scanner, self.kernel(), self.config.health.scan_interval)
             .context("cannot start the GPU threads")?;
         let is_simulated = self.options.gpus.is_some();
         let progress = Arc::clone(&self.progress);
@@ -241,10 +242,10 @@ impl Base {
             StrategyTask::new(self.config.clone(), is_simulated, on_change, self.kernel().clone());
         let settings = berth_kubelet::Settings {
             waits: self.options.waits.clone(),
-            device_plugins: self.config.device_plugins_dir.clone(),
-            root_dir: self.config.kubelet_root_dir.clone(),
+            device_plugins: self.config.kubelet.device_plugins_dir.clone(),
+            root_dir: self.config.kubelet.root_dir.clone(),
             edits: task.edits(),
-            reconcile: self.config.rounds.clone(),
+            reconcile: self.config.reconcile.clone(),
         };
         let front = berth_kubelet::Front::new(settings, self.kernel().clone());
         // Adoption, which may wait for a readable checkpoint, before the stack offers devices, so that adopted devices
@@ -283,7 +284,7 @@ impl Base {
     }
 
     fn start_cluster(&self, batches: Batches) -> berth_cluster::Running {
-        let (api_server, node) = (self.config.api_server.clone(), self.config.node_name.clone());
+        let (api_server, node) = (self.config.cluster.api_server.clone(), self.config.node.name.clone());
         let mut settings = berth_cluster::Settings::new(api_server, node);
         settings.labels = self.labels.node_task();
         settings.other_writer = self.labels.other_writer();
@@ -298,9 +299,11 @@ impl Base {
         let report = move |reason: Option<String>| {
             progress.update(|facts| facts.labels = Some(reason.map_or(Step::Done, Step::Waiting)));
         };
-        self.labels
-            .set_sharing(self.config.mig_strategy, self.config.edits.mps_sockets().into_keys().collect());
-        let has_api_server = self.config.api_server != ApiServer::Off;
+        self.labels.set_sharing(
+            self.config.offers.mig_strategy,
+            self.config.containers.edits.mps_sockets().into_keys().collect(),
+        );
+        let has_api_server = self.config.cluster.api_server != ApiServer::Off;
         if let Some(task) = self.labels.task(has_api_server, self.kernel(), report) {
             self.tasks.spawn(task);
         }
@@ -331,7 +334,7 @@ impl Base {
         let ledger = self.kernel().snapshot();
         let is_required = ledger.live.is_empty() && ledger.ended.is_empty();
         let finish = || self.progress.update(|facts| facts.adoption = Step::Done);
-        if self.config.skip_adoption {
+        if self.config.kubelet.skip_adoption {
             tracing::warn!("the devices of running pods are not adopted (--skip-adoption)");
             return finish();
         }
@@ -401,7 +404,7 @@ impl Base {
 
 /// Opens the store, and restores the ledger from it.
 async fn open_store(config: &Config, clock: Arc<SystemClock>) -> anyhow::Result<Keeper> {
-    let (path, rules) = (config.state_dir.join("store"), config.rules.clone());
+    let (path, rules) = (config.node.state_dir.join("store"), config.rules.clone());
     let folder = path.display().to_string();
     let open = move || Keeper::open(Box::new(SledStore::open(&path)?), rules, clock);
     match tokio::time::timeout(STORE_OPEN_MAX, tokio::task::spawn_blocking(open)).await {
@@ -421,11 +424,11 @@ async fn find_gpus(
     progress: Arc<Progress>,
 ) -> anyhow::Result<(InventoryScanner, Inventory)> {
     let mut retry = Retry::default();
-    let processes = Arc::new(config.processes.source());
+    let processes = Arc::new(config.gpus.processes.source());
     loop {
-        let (source, given) = (config.gpus.clone(), given.clone());
-        let (processes, health_checks) = (Arc::clone(&processes), config.health_checks);
-        let excluded = config.excluded_gpus.clone();
+        let (source, given) = (config.gpus.source.clone(), given.clone());
+        let (processes, health_checks) = (Arc::clone(&processes), config.gpus.health_checks);
+        let excluded = config.gpus.excluded.clone();
         let open = move || -> Result<(InventoryScanner, Inventory), GpusError> {
             let gpus = given.map_or_else(|| source.open(), Ok)?;
             let scanner = InventoryScanner::new(gpus, processes)
@@ -439,7 +442,7 @@ async fn find_gpus(
                 log_found(&scanner, &inventory, &config);
                 return Ok((scanner, inventory));
             }
-            Ok(Err(error)) if config.fail_on_init_error => {
+            Ok(Err(error)) if config.gpus.fail_on_init_error => {
                 return Err(error).context("GPUs cannot be read, and failOnInitError is set");
             }
             Ok(Err(error)) => {
@@ -461,7 +464,7 @@ fn log_found(scanner: &InventoryScanner, inventory: &Inventory, config: &Config)
     let (unidentified, excluded) = (inventory.unidentified.len(), inventory.excluded.len());
     let gpus = identified + unidentified;
     tracing::info!(backend = scanner.gpus().describe(), gpus, unidentified, excluded, "found GPUs");
-    for selector in inventory.clone().exclude(&config.excluded_gpus) {
+    for selector in inventory.clone().exclude(&config.gpus.excluded) {
         tracing::warn!("gpus.exclude: no GPU of this node is {selector}");
     }
 }

@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 /// The driver's kernel module. Its files are visible in every mount namespace.
 pub(super) fn driver(config: &Config) -> Line {
     const CHECK: &str = "driver";
-    if let GpuSource::Sim(profile) = &config.gpus {
+    if let GpuSource::Sim(profile) = &config.gpus.source {
         return Line::ok(CHECK, format!("not needed: GPUs are simulated ({profile})"));
     }
     let fix = "install the NVIDIA driver and load it (modprobe nvidia; nvidia-smi shows it)";
@@ -30,7 +30,9 @@ pub(super) fn driver(config: &Config) -> Line {
     };
     let version =
         version.lines().next().unwrap_or_default().trim_start_matches("NVRM version:").trim().to_owned();
-    if !Path::new("/dev/nvidiactl").exists() && !config.edits.driver_root.join("dev/nvidiactl").exists() {
+    if !Path::new("/dev/nvidiactl").exists()
+        && !config.containers.edits.driver_root.join("dev/nvidiactl").exists()
+    {
         let fix = "run nvidia-smi once, or `nvidia-modprobe -u -c=0`; in a pod: mount /dev";
         return Line::warn(CHECK, format!("{version}, but /dev/nvidiactl does not exist"), fix);
     }
@@ -67,8 +69,8 @@ pub(super) fn strategy(config: &Config, root: &Path, parts: &[Part], versions: &
 /// The MIG strategy, and the resources that the baseline would list with it. A stack may offer others.
 pub(super) fn mig(config: &Config, parts: &[Part]) -> Line {
     const CHECK: &str = "MIG";
-    let plan = plan(config.mig_strategy, &config.resource, parts, |_| true);
-    let strategy = config.mig_strategy;
+    let plan = plan(config.offers.mig_strategy, &config.offers.resource, parts, |_| true);
+    let strategy = config.offers.mig_strategy;
     if let Some(refusal) = plan.messages.refusal {
         let (what, fix) =
             refusal.rsplit_once(": ").unwrap_or((&refusal, "give all GPUs the same MIG layout"));
@@ -76,7 +78,7 @@ pub(super) fn mig(config: &Config, parts: &[Part]) -> Line {
     }
     let counts: Vec<String> = plan.counts().iter().map(|(name, count)| format!("{count} {name}")).collect();
     let listed = if counts.is_empty() { "nothing".into() } else { counts.join(", ") };
-    let stack = if config.stack.is_empty() { "" } else { " where policies pass" };
+    let stack = if config.offers.stack.is_empty() { "" } else { " where policies pass" };
     let detail = format!("strategy {strategy}: {listed}{stack}");
     if plan.messages.notes.is_empty() {
         return Line::ok(CHECK, detail);
@@ -104,7 +106,7 @@ pub(super) fn mps(config: &Config, root: &Path) -> Vec<Line> {
             ),
         )
     };
-    config.edits.mps_sockets().into_iter().map(line).collect()
+    config.containers.edits.mps_sockets().into_iter().map(line).collect()
 }
 
 #[cfg(test)]

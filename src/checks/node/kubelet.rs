@@ -25,8 +25,8 @@ const FOLDER_FIX: &str =
 const CONNECT_MAX: Duration = Duration::from_secs(1);
 
 pub(super) fn all(config: &Config) -> [Line; 4] {
-    let (plugins, pods) = (&config.device_plugins_dir, config.kubelet_root_dir.join("pod-resources"));
-    let listening = listening_sockets(&config.processes.proc_root);
+    let (plugins, pods) = (&config.kubelet.device_plugins_dir, config.kubelet.root_dir.join("pod-resources"));
+    let listening = listening_sockets(&config.gpus.processes.proc_root);
     let mut kubelet = connect(
         "kubelet socket",
         &plugins.join("kubelet.sock"),
@@ -67,7 +67,7 @@ pub(super) fn all(config: &Config) -> [Line; 4] {
         folder(plugins),
         kubelet,
         pod_resources,
-        checkpoint(&plugins.join(CHECKPOINT_FILE), config.skip_adoption),
+        checkpoint(&plugins.join(CHECKPOINT_FILE), config.kubelet.skip_adoption),
     ]
 }
 

@@ -25,7 +25,7 @@ const FREE_BYTES_START: u64 = 6 * 1024 * 1024;
 const UNWRITABLE_HINT: &str = "make it writable, or choose another with --state-dir";
 
 pub(super) fn folder(config: &Config) -> Line {
-    let path = &config.state_dir;
+    let path = &config.node.state_dir;
     let shown = path.display();
     // Missing folders are created at the start, so the first existing parent is checked.
     let Some(existing) = path.ancestors().find(|p| p.exists()) else {
@@ -41,7 +41,7 @@ pub(super) fn folder(config: &Config) -> Line {
             UNWRITABLE_HINT,
         );
     }
-    let finding = token(&config.token_file)
+    let finding = token(&config.admin.token_file)
         .or_else(|| lost_store(path))
         .or_else(|| in_use(config))
         .or_else(|| exposed(path, WRITABLE_BY_OTHERS))
@@ -86,12 +86,12 @@ fn lost_store(path: &Path) -> Option<Line> {
 
 /// A failure if a process has the store, unless it is the daemon of this configuration.
 fn in_use(config: &Config) -> Option<Line> {
-    let lock = metadata(config.state_dir.join("store/lock")).ok()?;
+    let lock = metadata(config.node.state_dir.join("store/lock")).ok()?;
     let locks = read_to_string("/proc/locks").ok()?;
     if !is_locked(&locks, lock.dev(), lock.ino()) || is_running(config) {
         return None;
     }
-    let detail = format!("{} is in use by another process", config.state_dir.display());
+    let detail = format!("{} is in use by another process", config.node.state_dir.display());
     Some(Line::fail(CHECK, detail, "stop it, or choose another folder with --state-dir"))
 }
 
@@ -123,13 +123,16 @@ fn free_space(path: &Path, bytes: u64) -> Option<Line> {
 fn is_running(config: &Config) -> bool {
     match url(config) {
         Some(url) => node(config, url).is_some(),
-        None => is_berth_at("https", config.admin_listen),
+        None => is_berth_at("https", config.admin.listen),
     }
 }
 
 fn node(config: &Config, url: String) -> Option<Node> {
-    let args =
-        ClientArgs { server: url, token_file: Some(config.token_file.clone()), ..ClientArgs::default() };
+    let args = ClientArgs {
+        server: url,
+        token_file: Some(config.admin.token_file.clone()),
+        ..ClientArgs::default()
+    };
     Client::new(&args).and_then(|client| client.get::<Node>("/node")).ok()
 }
 
@@ -166,24 +169,24 @@ pub(super) fn running(config: &Config) -> Vec<Line> {
 
 /// The admin API's URL for a daemon with this configuration; `None` if only TLS is served.
 fn url(config: &Config) -> Option<String> {
-    match (&config.admin.socket, &config.admin.tls) {
+    match (&config.admin.access.socket, &config.admin.access.tls) {
         (Some(path), _) => Some(format!("unix://{}", path.display())),
         (None, Some(_)) => None,
-        (None, None) => Some(format!("http://{}", config.admin_listen)),
+        (None, None) => Some(format!("http://{}", config.admin.listen)),
     }
 }
 
 pub(super) fn ports(config: &Config) -> Line {
     const CHECK: &str = "admin API";
     let addresses =
-        [(Some(config.admin_listen), "--admin-listen"), (config.health_listen, "--health-listen")];
+        [(Some(config.admin.listen), "--admin-listen"), (config.admin.health_listen, "--health-listen")];
     for (address, flag) in addresses.into_iter().filter_map(|(address, flag)| Some((address?, flag))) {
         let Err(error) = TcpListener::bind(address) else { continue };
         if is_running(config) {
-            return Line::ok(CHECK, format!("berth answers at {} already", config.admin_listen));
+            return Line::ok(CHECK, format!("berth answers at {} already", config.admin.listen));
         }
-        if is_berth_at("http", config.admin_listen) {
-            let (at, file) = (config.admin_listen, config.token_file.display());
+        if is_berth_at("http", config.admin.listen) {
+            let (at, file) = (config.admin.listen, config.admin.token_file.display());
             let detail = format!("a Berth daemon answers at {at}, and the token in {file} is not its own");
             let fix = format!(
                 "if it is this node's daemon, give its --state-dir or --config; else choose another address with {flag}"
@@ -195,7 +198,7 @@ pub(super) fn ports(config: &Config) -> Line {
             format!("stop the program that uses it (see ss -ltnp), or choose another address with {flag}");
         return Line::fail(CHECK, detail, fix);
     }
-    Line::ok(CHECK, format!("{} is free", config.admin_listen))
+    Line::ok(CHECK, format!("{} is free", config.admin.listen))
 }
 
 #[cfg(test)]

@@ -17,7 +17,7 @@ fn access_settings_are_read_from_the_file() {
          limits: {{changesPerSecond: 5}}\n  kubernetes: {{}}\n"
     ))
     .unwrap();
-    let AdminAccess { tokens, tls, socket, limits, kubernetes } = config.admin;
+    let AdminAccess { tokens, tls, socket, limits, kubernetes } = config.admin.access;
     assert_eq!(tokens[0].source, TokenSource::File("/etc/g".into()));
     assert!(matches!(tokens[1].source, TokenSource::Sha256(h) if h[..2] == [0x9f, 0x86]));
     assert_eq!((tokens[0].right, tokens[1].right), (Right::Read, Right::Change));

@@ -75,10 +75,11 @@ stack:
     let Translated { yaml, file, findings, .. } = translated(text);
     assert_eq!((yaml.as_str(), findings), (berth, Vec::new()));
     let config = Config::merge(&ServeArgs::default(), file).unwrap();
-    let variables: Vec<_> = config.edits.features.iter().map(|feature| feature.variable()).collect();
+    let variables: Vec<_> =
+        config.containers.edits.features.iter().map(|feature| feature.variable()).collect();
     assert_eq!(variables, ["NVIDIA_GDRCOPY", "NVIDIA_GDS"]);
-    assert_eq!(config.edits.dev_root, Some("/dev-root".into()));
-    assert!(config.edits.pass_device_specs && !config.fail_on_init_error);
+    assert_eq!(config.containers.edits.dev_root, Some("/dev-root".into()));
+    assert!(config.containers.edits.pass_device_specs && !config.gpus.fail_on_init_error);
 }
 
 #[test]
@@ -282,7 +283,7 @@ fn flags_win_over_the_file() {
             NvidiaArgs { shared_devices_allocation_policy: Some(policy.into()), ..NvidiaArgs::default() };
         let args = ServeArgs { nvidia: args, ..ServeArgs::default() };
         let config = Config::merge(&args, translated(text).file).unwrap();
-        config.stack.iter().map(|entry| entry.policy.clone()).collect::<Vec<_>>()
+        config.offers.stack.iter().map(|entry| entry.policy.clone()).collect::<Vec<_>>()
     };
     let text = shared("{resources: [{name: gpu, replicas: 2}]}");
     assert_eq!(policies("packed", &text), ["binpack", "timeslice"]);
@@ -327,8 +328,8 @@ fn unused_flags_of_nvidias_are_reported_and_needed_ones_are_refused() {
     let socket = "/k/device-plugins/kubelet.sock";
     let by_socket = || NvidiaArgs { kubelet_socket: Some(socket.into()), ..NvidiaArgs::default() };
     let config = load(by_socket()).unwrap();
-    assert_eq!(config.device_plugins_dir.to_str(), Some("/k/device-plugins"));
-    assert_eq!(config.notices.len(), 0);
+    assert_eq!(config.kubelet.device_plugins_dir.to_str(), Some("/k/device-plugins"));
+    assert_eq!(config.loaded.notices.len(), 0);
     let empty = load(NvidiaArgs { kubelet_socket: Some("".into()), ..NvidiaArgs::default() }).unwrap();
     assert_eq!(empty.notices, [""; 0]);
 

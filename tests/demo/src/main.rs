@@ -151,7 +151,7 @@ async fn start(args: &Args) -> anyhow::Result<Node> {
         },
         FileConfig::parse(story::CONFIGURATION).map_err(anyhow::Error::msg)?,
     )?;
-    let token_file = config.token_file.clone();
+    let token_file = config.admin.token_file.clone();
     let gpus = Arc::new(SimGpus::open("8xh100")?);
     let daemon = Running::start(config, Options { gpus: Some(gpus.clone()), ..Options::default() })
         .await

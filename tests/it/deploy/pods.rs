@@ -143,8 +143,8 @@ fn variables_of_containers_are_accepted_by_the_daemon() {
             |path: &Path| mounts.iter().any(|m| path == Path::new(m["mountPath"].as_str().unwrap()));
         let config = deployed.config();
         assert!(mounted(Path::new(CONFIG_FILE).parent().unwrap()));
-        assert!(mounted(&config.state_dir), "{:?}", config.state_dir);
-        for folder in [&config.device_plugins_dir, &config.kubelet_root_dir.join("pod-resources")] {
+        assert!(mounted(&config.node.state_dir), "{:?}", config.node.state_dir);
+        for folder in [&config.kubelet.device_plugins_dir, &config.kubelet.root_dir.join("pod-resources")] {
             assert!(mounted(folder), "{}", folder.display());
         }
         for variable in container["env"].as_array().unwrap() {
@@ -181,8 +181,8 @@ fn pods_are_replaced_for_settings_that_a_start_reads() {
 fn only_probes_and_scrapers_reach_the_health_port() {
     for deployed in Deployed::all() {
         let config = deployed.config();
-        assert!(config.admin_listen.ip().is_loopback());
-        let health = config.health_listen.unwrap();
+        assert!(config.admin.listen.ip().is_loopback());
+        let health = config.admin.health_listen.unwrap();
         assert!(health.ip().is_unspecified());
         let ports = json!([{ "name": "health", "containerPort": health.port() }]);
         assert_eq!(deployed.container()["ports"], ports);
@@ -214,9 +214,10 @@ fn the_admin_api_is_on_the_network_over_tls_alone() {
     let [plain, open] = [MANIFESTS[0], OPEN].map(|path| Deployed::of(path).remove(0));
     assert!(plain.config().admin.tls.is_none() && plain.config().admin.socket.is_none());
     let config = open.config();
-    let (tls, socket) = (config.admin.tls.as_ref().unwrap(), config.admin.socket.as_ref().unwrap());
-    assert!(config.admin_listen.ip().is_unspecified());
-    assert_eq!(config.admin.kubernetes.as_ref().unwrap().audiences, ["berth"]);
+    let (tls, socket) =
+        (config.admin.access.tls.as_ref().unwrap(), config.admin.access.socket.as_ref().unwrap());
+    assert!(config.admin.listen.ip().is_unspecified());
+    assert_eq!(config.admin.access.kubernetes.as_ref().unwrap().audiences, ["berth"]);
 
     // The files of TLS are of a Secret, for root's eyes; the socket's folder is the pod's own.
     let volume_at = |folder: &Path| {
@@ -236,7 +237,7 @@ fn the_admin_api_is_on_the_network_over_tls_alone() {
     let server = json!({ "name": "BERTH_SERVER", "value": format!("unix://{}", socket.display()) });
     assert!(open.container()["env"].as_array().unwrap().contains(&server));
 
-    let port = config.admin_listen.port();
+    let port = config.admin.listen.port();
     let ports = open.container()["ports"].as_array().unwrap();
     assert!(ports.contains(&json!({ "name": "admin", "containerPort": port })), "{ports:?}");
     let service = of_kind(OPEN, "Service").remove(0);

@@ -124,7 +124,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<bool> {
 /// `berth serve` as it is, but for one wait: after a kill it gives the kubelet 250 ms to notice, which
 /// would be most of a round. The stand-in notices within 5 ms.
 fn serve(config: Config) -> anyhow::Result<()> {
-    berth_observe::logs::start(config.log, config.tracing.as_ref(), &config.node_name)?;
+    berth_observe::logs::start(config.observe.log, config.observe.tracing.as_ref(), &config.node.name)?;
     let waits = Waits { settle: Duration::from_millis(25), ..Waits::default() };
     berth::daemon::serve_with(config, Options { waits, ..Options::default() })
 }

@@ -110,7 +110,7 @@ async fn soak(args: &Args) -> anyhow::Result<bool> {
     let file = FileConfig::parse(&format!("{stack}{CONFIGURATION}")).map_err(anyhow::Error::msg)?;
     let config = Config::merge(&settings, file)?;
     let shares = GPUS * usize::from(args.replicas);
-    let token_file = config.token_file.clone();
+    let token_file = config.admin.token_file.clone();
     let daemon = Running::start(config, Options::default()).await?;
     let token = std::fs::read_to_string(&token_file).context("the token file")?;
     let api = Api::new(daemon.admin_address(), token.trim());

@@ -22,7 +22,7 @@ const ENDED_MAX: usize = 64;
 
 /// The texts, by allocation.
 #[derive(Default)]
-pub(crate) struct Written(Mutex<HashMap<AllocationId, Arc<Text>>>);
+pub(crate) struct JsonCache(Mutex<HashMap<AllocationId, Arc<Text>>>);
 
 /// The text of an allocation, with weak references to what it depends on: these keep no object alive, only its
 /// address, which no new object can have meanwhile.
@@ -75,7 +75,7 @@ impl Text {
     }
 }
 
-impl Written {
+impl JsonCache {
     /// The texts of these allocations, in their order. `owners` is called only if one of them has to be serialized.
     ///
     /// # Errors
@@ -141,7 +141,7 @@ mod tests {
     use test_node::{Node, of_pod, process};
 
     /// All live allocations, from the cache and serialized again.
-    fn both(written: &Written, ledger: &Ledger, mps: &BTreeSet<Resource>) -> [Vec<String>; 2] {
+    fn both(written: &JsonCache, ledger: &Ledger, mps: &BTreeSet<Resource>) -> [Vec<String>; 2] {
         let (owners, live) = (Attributions::new(ledger), ledger.live.values().collect::<Vec<_>>());
         let kept = written.of(ledger, mps, || &owners, &live).unwrap();
         let fresh = live.iter().map(|a| serde_json::to_string(&Allocation::of(&owners, mps, a)).unwrap());
@@ -150,7 +150,7 @@ mod tests {
 
     #[test]
     fn a_text_is_good_only_while_all_that_it_follows_from_is_the_same() {
-        let (written, mut mps, mut node) = (Written::default(), BTreeSet::new(), Node::new());
+        let (written, mut mps, mut node) = (JsonCache::default(), BTreeSet::new(), Node::new());
         node.grant("GPU-0", Some(0), "pod-a", "main");
         let other = node.grant("GPU-0", Some(1), "pod-b", "main");
         let same = |node: &Node, mps: &BTreeSet<Resource>| {
@@ -178,7 +178,7 @@ mod tests {
 
     #[test]
     fn texts_of_allocations_that_are_gone_are_not_kept() {
-        let (written, mut node) = (Written::default(), Node::new());
+        let (written, mut node) = (JsonCache::default(), Node::new());
         for _ in 0..4 * ENDED_MAX {
             let id = node.grant("GPU-0", Some(0), "pod-a", "main");
             both(&written, &node.ledger, &BTreeSet::new());

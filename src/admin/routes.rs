@@ -7,7 +7,7 @@ use crate::resources::{
 };
 use crate::row::{DRAIN, POLICY, Row, STACK, page, row};
 use actix_web::{HttpRequest, HttpResponse};
-use berth_api::{Kind, StackChange, StackReset, Word};
+use berth_api::{ChangeNote, Kind, StackChange, StackReset};
 use berth_http::{Audience, CompressedFile, RouteTable};
 use std::sync::LazyLock;
 
@@ -50,7 +50,7 @@ pub(crate) static ROWS: [Row; 54] = [
     row!(Get, "/api/v1/shadows/{id}", comparisons::show, "decisions", "getShadow").cached(),
     row!(Delete, "/api/v1/shadows/{id}", comparisons::end, "decisions", "endShadow"),
     row!(Get, "/api/v1/policies", policies::list, "policies", "listPolicies").query::<policies::Filter>().cached(),
-    row!(Post, "/api/v1/policies", policies::upload, "policies", "uploadPolicy").query::<Word>().kinds(&[(409, Kind::InUse), (422, Kind::NotAPolicy)]),
+    row!(Post, "/api/v1/policies", policies::upload, "policies", "uploadPolicy").query::<ChangeNote>().kinds(&[(409, Kind::InUse), (422, Kind::NotAPolicy)]),
     row!(Get, "/api/v1/policies/{digest}", policies::show, "policies", "getPolicy").cached(),
     row!(Delete, "/api/v1/policies/{digest}", policies::delete, "policies", "deletePolicy").if_match(&POLICY).kinds(&[(409, Kind::InUse)]),
     row!(Get, "/api/v1/policies/{digest}/module", policies::module, "policies", "getPolicyModule"),

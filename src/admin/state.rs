@@ -1,7 +1,7 @@
 //! The state that all handlers share, and the facts about the daemon besides the ledger. Other crates have these, and
 //! the daemon collects them.
 
-use crate::allocation_cache::Written;
+use crate::allocation_cache::JsonCache;
 use crate::event_feed::Feed;
 use crate::survey::Surveys;
 use berth_api::{ConfigurationState, Kind};
@@ -29,7 +29,7 @@ pub(crate) struct State {
     /// Device counts of the newest snapshot.
     pub(crate) surveys: Surveys,
     /// Allocations as JSON texts.
-    pub(crate) written: Written,
+    pub(crate) written: JsonCache,
     /// Permits of uploads.
     pub(crate) upload_permits: UploadPermits,
     /// The newest events of the node.
@@ -64,7 +64,7 @@ impl State {
             facts,
             http,
             surveys: Surveys::default(),
-            written: Written::default(),
+            written: JsonCache::default(),
             upload_permits: UploadPermits::default(),
             eviction_check,
             previews: tokio::sync::Mutex::default(),

@@ -55,9 +55,9 @@ pub use process::{
 };
 pub use shape::Shape;
 pub use stack::{
-    Activation, ActivationList, FaultKind, Faults, FileStack, HookRecord, NewStack, NewStackEntry, OnFault,
-    Permissions, Record, Rollback, Stack, StackChange, StackEntry, StackPreview, StackReset, StackSource,
-    Word, gone,
+    Activation, ActivationList, ChangeNote, FaultKind, Faults, FileStack, HookRecord, NewStack,
+    NewStackEntry, OnFault, Permissions, Record, Rollback, Stack, StackChange, StackEntry, StackPreview,
+    StackReset, StackSource, gone,
 };
 pub use trial::{NewTrial, Trial, TrialCall, TrialOffer, TrialOutcome, TrialRequest, TrialResource};
 

@@ -395,7 +395,7 @@ pub struct Rollback {
 #[derive(Clone, Debug, Default, Deserialize, IntoParams)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub struct Word {
+pub struct ChangeNote {
     /// The person for whom the change is made; at most 128 bytes. It follows the name of the token's owner.
     #[param(example = "alice")]
     pub by: Option<String>,

@@ -2,7 +2,7 @@
 
 use crate::state::StateCommand;
 use berth_cli::command::ClientCommand;
-use berth_cli::reach::ClientArgs;
+use berth_cli::endpoint::ClientArgs;
 use berth_config::ServeArgs;
 use berth_scenario::policy_new::NewPolicy;
 use clap::{ArgAction, Parser, Subcommand};

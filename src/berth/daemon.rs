@@ -52,7 +52,7 @@ pub struct Options {
     /// [`berth_wasm::compiler_process`] first.
     pub compiler: PathBuf,
     /// The timeouts and intervals of the kubelet front end.
-    pub waits: berth_kubelet::Waits,
+    pub timeouts: berth_kubelet::Timeouts,
     /// Interval of the attempts to make the active stack callable, if it is not at the start.
     pub stack_again: Duration,
     /// The GPUs, instead of those of the configuration.
@@ -66,7 +66,7 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             compiler: berth_wasm::default_compiler(),
-            waits: berth_kubelet::Waits::default(),
+            timeouts: berth_kubelet::Timeouts::default(),
             stack_again: STACK_RETRY_INTERVAL,
             gpus: None,
             stop_max: STOP_MAX,

@@ -1,8 +1,8 @@
 //! `berth options`: the flags that the help of a command leaves out, so that each help is one screen.
 
 use crate::args::Cli;
+use berth_cli::endpoint::ClientArgs;
 use berth_cli::output::Out;
-use berth_cli::reach::ClientArgs;
 use berth_cli::usage::BadUsage;
 use clap::{Args, Command, CommandFactory};
 

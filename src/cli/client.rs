@@ -1,7 +1,7 @@
 //! The client: one request, one answer, and errors that say what to do.
 
+use crate::endpoint::{ClientArgs, Endpoint};
 use crate::output::{Output, printable};
-use crate::reach::{ClientArgs, Reach};
 use crate::usage::BadUsage;
 use anyhow::{Context, anyhow, bail};
 use berth_api::{Action, Operation, Problem};
@@ -30,7 +30,7 @@ pub struct Temporary(pub String);
 
 /// A client of one daemon.
 pub struct Client {
-    reach: Reach,
+    reach: Endpoint,
     /// None if the daemon identifies the caller otherwise: by a client certificate or the user of a socket.
     token: Option<String>,
     token_file: PathBuf,
@@ -50,7 +50,7 @@ impl Client {
     /// # Errors
     /// If they contradict each other, or a file that they name cannot be read.
     pub fn new(args: &ClientArgs) -> anyhow::Result<Self> {
-        let reach = Reach::of(args)?;
+        let reach = Endpoint::of(args)?;
         let token_file = args.token_file();
         let is_for_people = matches!(args.output, Output::Table | Output::Wide);
         if args.token_file.is_none() && reach.may_need_no_token() {
@@ -359,7 +359,7 @@ mod tests {
 
     fn client(server: String) -> Client {
         let args = ClientArgs { server, ..ClientArgs::default() };
-        let reach = Reach::of(&args).unwrap();
+        let reach = Endpoint::of(&args).unwrap();
         Client { reach, token: Some("t".into()), token_file: "token".into(), is_for_people: true }
     }
 

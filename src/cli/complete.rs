@@ -2,8 +2,8 @@
 //! Without an answer there are none; nothing is printed, since it would be printed into the line that is being typed.
 
 use crate::client::Client;
+use crate::endpoint::ClientArgs;
 use crate::names::{name_with_digest, pod_name, scheduling};
-use crate::reach::ClientArgs;
 use berth_api::{ActivationList, AllocationList, EventKind, GpuList, PolicyList, ShadowList};
 use clap::{Args, Command, FromArgMatches};
 use clap_complete::engine::CompletionCandidate;

@@ -4,7 +4,7 @@
 //! root's. GET and HEAD need the right to read; every other method needs the right to change, trials and replays
 //! included, so that no route can omit the check.
 
-use crate::caller::{Caller, Identity, Line};
+use crate::caller::{AuditLine, Caller, Identity};
 use crate::certificate::ClientCertificate;
 use crate::connection_slots::Slot;
 use crate::failure::Failure;
@@ -274,7 +274,7 @@ pub(crate) async fn authenticate(
     next: Next<impl MessageBody + 'static>,
 ) -> Result<ServiceResponse<BoxBody>, Error> {
     let context = context(&request)?;
-    let mut line = (needed(request.method()) == Right::Change).then(|| Line::of(&request));
+    let mut line = (needed(request.method()) == Right::Change).then(|| AuditLine::of(&request));
     let answered = match admit(&context, &request, line.as_mut()).await {
         Err(problem) => Ok(request.into_response(problem.response())),
         Ok(caller) => {
@@ -297,7 +297,7 @@ pub(crate) async fn authenticate(
 async fn admit(
     context: &Context,
     request: &ServiceRequest,
-    line: Option<&mut Line>,
+    line: Option<&mut AuditLine>,
 ) -> Result<Caller, Failure> {
     let caller = Caller::new(context.access.identify(request.request(), Counted::Yes).await?);
     if let Some(line) = line {

@@ -163,7 +163,7 @@ fn cut(text: &str, most: usize) -> String {
 
 /// An audit line. It is written when it is dropped, so a request whose client disconnected, or whose handler
 /// panicked, has one too: its change may have been made.
-pub(crate) struct Line {
+pub(crate) struct AuditLine {
     method: String,
     path: String,
     from: String,
@@ -173,7 +173,7 @@ pub(crate) struct Line {
     pub(crate) status: Option<StatusCode>,
 }
 
-impl Line {
+impl AuditLine {
     pub(crate) fn of(request: &ServiceRequest) -> Self {
         Self {
             method: cut(request.method().as_str(), METHOD_BYTES_MAX),
@@ -186,7 +186,7 @@ impl Line {
     }
 }
 
-impl Drop for Line {
+impl Drop for AuditLine {
     fn drop(&mut self) {
         if self.status == Some(StatusCode::TOO_MANY_REQUESTS) {
             return;

@@ -6,7 +6,7 @@
 //! the slot of the one that has been idle longest. Further connections wait in the socket's backlog, in
 //! the order in which they arrived.
 
-use super::settings::Waits;
+use super::settings::Timeouts;
 use futures_util::task::AtomicWaker;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -196,12 +196,12 @@ impl Drop for Call {
 
 impl Connections {
     /// `allowed_users` are those whose processes may connect; the socket's path is for the log.
-    pub(super) fn new(socket: String, allowed_users: [u32; 2], waits: &Waits) -> Arc<Self> {
+    pub(super) fn new(socket: String, allowed_users: [u32; 2], timeouts: &Timeouts) -> Arc<Self> {
         Arc::new(Self {
             socket,
             allowed_users,
-            silent_max: waits.idle_max,
-            min_age: waits.min_age,
+            silent_max: timeouts.idle_max,
+            min_age: timeouts.min_age,
             open: Mutex::default(),
             freed: Notify::new(),
         })

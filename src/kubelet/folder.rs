@@ -87,8 +87,8 @@ impl FolderWatcher {
             checkpoint: settings.device_plugins.join(CHECKPOINT_FILE),
         };
         let (sender, state) = watch::channel(paths.check());
-        let waits = &settings.waits;
-        let (interval, with_events) = (waits.folder_check_interval, waits.folder_recheck_interval);
+        let timeouts = &settings.timeouts;
+        let (interval, with_events) = (timeouts.folder_check_interval, timeouts.folder_recheck_interval);
         let task = tokio::spawn(watch_paths(paths, sender, interval, with_events));
         Self { state, task }
     }

@@ -24,10 +24,10 @@ mod device_list;
 mod device_lists;
 mod device_nodes;
 mod device_plugin;
+mod device_plugins;
 mod disputes;
 mod edits;
 mod folder;
-mod front;
 mod parse;
 mod plugin;
 mod pod_resources;
@@ -44,14 +44,14 @@ mod supervisor;
 mod wire;
 
 pub use device_nodes::missing_nodes;
+pub use device_plugins::{AdoptError, DevicePlugins, Running};
 pub use edits::{
     DeviceIdStrategy, DeviceListStrategy, Edits, Feature, HostDevice, HostMount, MpsEdits, ResourceEdits,
     device_name,
 };
-pub use front::{AdoptError, Front, Running};
 pub use plugin::{Registration, Registrations};
 pub use reconciler::ReconcileError;
-pub use settings::{CurrentEdits, ReconcileTiming, Settings, Waits, fixed_edits};
+pub use settings::{CurrentEdits, ReconcileTiming, Settings, Timeouts, fixed_edits};
 pub use socket_path::{NoConnection, NoSocket, permission_advice, socket_metadata};
 pub use strategy::{
     Cdi, DefaultRuntime, FoundSpec, Resolution, Runtime, StrategyError, StrategyFacts, resolve,

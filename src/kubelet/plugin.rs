@@ -101,7 +101,7 @@ impl Predecessor {
                 changed,
                 kubelet.created_wall_ms(),
                 SystemTime::now(),
-                settings.waits.settle_after_process,
+                settings.timeouts.settle_after_process,
             )
         });
         Self { settled_at: left.map(|left| Instant::now() + left) }
@@ -188,12 +188,12 @@ impl Plugin {
         let kubelet = folder_state.borrow().kubelet.ok();
         let (contacted_kubelet, settle) = match (socket_id(&path), predecessor.settle_left()) {
             // Left by a process that was killed: the kubelet may not have noticed its end yet.
-            (Some(_), _) => (kubelet, settings.waits.settle),
+            (Some(_), _) => (kubelet, settings.timeouts.settle),
             (None, Some(left)) => (kubelet, left),
-            (None, None) => (None, settings.waits.settle),
+            (None, None) => (None, settings.timeouts.settle),
         };
         Self {
-            refused_wait: settings.waits.register_retry,
+            refused_wait: settings.timeouts.register_retry,
             settle,
             handler,
             settings,
@@ -221,8 +221,8 @@ impl Plugin {
             // that registers in between would get a dead endpoint. The next process waits for that: it sees the time of
             // this removal of the socket file.
             let mut connections = self.handler.kubelet_connections.subscribe();
-            let _ = timeout(self.settings.waits.stop_within, wait_for_zero(&mut connections)).await;
-            socket.stop(self.settings.waits.stop_limit).await;
+            let _ = timeout(self.settings.timeouts.stop_within, wait_for_zero(&mut connections)).await;
+            socket.stop(self.settings.timeouts.stop_limit).await;
         }
         let resource = self.handler.resource.clone();
         self.registrations.send_modify(|registrations| {
@@ -281,7 +281,7 @@ impl Plugin {
             return self.wait_while_contested(kubelet, evidence).await;
         }
         if !self.ensure_served() {
-            self.wait(kubelet, self.settings.waits.register_retry_max).await;
+            self.wait(kubelet, self.settings.timeouts.register_retry_max).await;
             return;
         }
         self.registered_wall_ms = self.handler.kernel.now().wall_ms;
@@ -297,7 +297,7 @@ impl Plugin {
             }
         }
         self.contacted_kubelet = Some(kubelet);
-        self.refused_wait = self.settings.waits.register_retry;
+        self.refused_wait = self.settings.timeouts.register_retry;
         let since = Instant::now();
         match self.wait_for_stream().await {
             StreamStart::Opened => {}
@@ -305,7 +305,7 @@ impl Plugin {
                 self.count(RegistrationOutcome::NotWatched);
                 let cause = format!(
                     "the kubelet registered this resource but did not call ListAndWatch within {} s; registering again",
-                    self.settings.waits.watch_within.as_secs()
+                    self.settings.timeouts.watch_within.as_secs()
                 );
                 tracing::warn!(resource = %self.handler.resource, "{cause}");
                 self.last_cause = Some(cause);
@@ -338,21 +338,21 @@ impl Plugin {
     /// Ends all streams, and waits until a kubelet that may know this plugin has processed that, or until
     /// kubelet.sock is replaced.
     async fn end_earlier_streams(&mut self, kubelet: FileId) -> WaitOutcome {
-        let waits = self.settings.waits.clone();
+        let timeouts = self.settings.timeouts.clone();
         let mut connections = self.handler.kubelet_connections.subscribe();
         let is_new = self.contacted_kubelet != Some(kubelet)
-            && timeout(waits.exit_seen_within, wait_for_zero(&mut connections)).await.is_ok();
+            && timeout(timeouts.exit_seen_within, wait_for_zero(&mut connections)).await.is_ok();
         self.handler.end_streams();
         if is_new {
             return WaitOutcome::Done;
         }
         tokio::select! {
-            closed = timeout(waits.close_within, wait_for_zero(&mut connections)) => if closed.is_err() {
+            closed = timeout(timeouts.close_within, wait_for_zero(&mut connections)) => if closed.is_err() {
                 tracing::debug!(resource = %self.handler.resource, "the kubelet keeps its connection open");
             },
             () = self.wait_for_change(kubelet) => return WaitOutcome::KubeletChanged,
         }
-        let settle = std::mem::replace(&mut self.settle, waits.settle);
+        let settle = std::mem::replace(&mut self.settle, timeouts.settle);
         self.wait(kubelet, settle).await
     }
 
@@ -383,7 +383,7 @@ impl Plugin {
         if self.socket.as_ref().is_some_and(Socket::is_in_place) {
             return true;
         }
-        match Socket::serve(&self.path, Service(Arc::clone(&self.handler)), &self.settings.waits) {
+        match Socket::serve(&self.path, Service(Arc::clone(&self.handler)), &self.settings.timeouts) {
             Ok(socket) => {
                 self.socket = Some(socket);
                 true
@@ -399,14 +399,14 @@ impl Plugin {
 
     /// Dials until the kubelet answers. `None` if kubelet.sock or the plugin's socket changed meanwhile.
     async fn try_register(&mut self, kubelet: FileId) -> Option<RegisterOutcome> {
-        let waits = self.settings.waits.clone();
+        let timeouts = self.settings.timeouts.clone();
         let socket = self.settings.kubelet_socket();
         let name = socket_name(&self.handler.resource);
         let began = Instant::now();
-        let mut backoff = waits.connect_retry_max / 64;
+        let mut backoff = timeouts.connect_retry_max / 64;
         loop {
             self.handler.register_began.send_replace(Some(Instant::now()));
-            let outcome = register(&socket, &self.handler.resource, &name, waits.register_limit).await;
+            let outcome = register(&socket, &self.handler.resource, &name, timeouts.register_limit).await;
             self.handler.register_began.send_replace(None);
             let RegisterOutcome::Unreachable(reason) = outcome else {
                 return Some(outcome);
@@ -418,11 +418,11 @@ impl Plugin {
                 });
             }
             // Starts short, as the first dial often falls between the kubelet's bind and its listen.
-            backoff = (backoff * 2).min(waits.connect_retry_max);
+            backoff = (backoff * 2).min(timeouts.connect_retry_max);
             let mut wait = backoff;
-            let is_late = began.elapsed() >= waits.connect_fast_for;
+            let is_late = began.elapsed() >= timeouts.connect_fast_for;
             if is_late {
-                wait = waits.connect_retry_later;
+                wait = timeouts.connect_retry_later;
             }
             // A starting kubelet refuses connections for a moment; it never denies them.
             if (is_late || reason.is_denied) && self.logged_wait.replace(&reason.to_string()) {
@@ -448,7 +448,7 @@ impl Plugin {
             );
         }
         let duration = self.refused_wait;
-        self.refused_wait = (duration * 2).min(self.settings.waits.register_retry_max);
+        self.refused_wait = (duration * 2).min(self.settings.timeouts.register_retry_max);
         self.wait(kubelet, duration).await;
     }
 

@@ -169,7 +169,7 @@ pub(super) async fn run(settings: Arc<Settings>, kernel: KernelHandle) {
         limiter: ImmediateViewLimiter::default(),
         last_logged: None,
     };
-    let mut wait = watcher.settings.waits.pods_retry;
+    let mut wait = watcher.settings.timeouts.pods_retry;
     loop {
         let began = Instant::now();
         match watcher.watch_once().await {
@@ -182,12 +182,12 @@ pub(super) async fn run(settings: Arc<Settings>, kernel: KernelHandle) {
         if watcher.cache.has_listed && watcher.submit_view().await.is_err() {
             return;
         }
-        let waits = &watcher.settings.waits;
+        let timeouts = &watcher.settings.timeouts;
         // A stream that lasted resets the wait.
-        wait = if began.elapsed() > waits.pods_retry_max { waits.pods_retry } else { wait };
-        let is_longest = wait == waits.pods_retry_max;
+        wait = if began.elapsed() > timeouts.pods_retry_max { timeouts.pods_retry } else { wait };
+        let is_longest = wait == timeouts.pods_retry_max;
         sleep_until(if is_longest { next_beat(wait) } else { Instant::now() + wait }).await;
-        wait = (wait * 2).min(waits.pods_retry_max);
+        wait = (wait * 2).min(timeouts.pods_retry_max);
     }
 }
 
@@ -212,8 +212,8 @@ impl PodWatcher {
             Err(error) => return StreamEnd::Failed(NoConnection::of_dial(&socket, &error).to_string()),
         };
         let mut client: PodsClient<_> = PodsClient::new(channel);
-        let waits = self.settings.waits.clone();
-        let list_deadline = Instant::now() + waits.pods_first_list;
+        let timeouts = self.settings.timeouts.clone();
+        let list_deadline = Instant::now() + timeouts.pods_first_list;
         let request = WatchPodsRequest {};
         let mut events = match timeout_at(list_deadline, client.watch_pods(request)).await {
             Ok(Ok(response)) => response.into_inner(),
@@ -223,7 +223,7 @@ impl PodWatcher {
         self.cache.begin();
         let mut snapshots = self.kernel.watch();
         // Events can be lost silently, so a stream is limited in time.
-        let resync_at = Instant::now() + waits.pods_resync;
+        let resync_at = Instant::now() + timeouts.pods_resync;
         let mut due = None;
         loop {
             let is_listing = self.cache.listing.is_some();
@@ -231,7 +231,7 @@ impl PodWatcher {
                 event = events.message() => match event {
                     Ok(Some(event)) => {
                         if self.cache.apply(&event) {
-                            let due = due.get_or_insert_with(|| Instant::now() + waits.gather);
+                            let due = due.get_or_insert_with(|| Instant::now() + timeouts.gather);
                             if self.is_urgent() {
                                 *due = Instant::now();
                             }
@@ -258,7 +258,7 @@ impl PodWatcher {
                     }
                     // The API server's view, which has priority, may be gone now.
                     if self.should_submit(&snapshots.borrow_and_update()) {
-                        due = Some(Instant::now() + waits.gather);
+                        due = Some(Instant::now() + timeouts.gather);
                     }
                 }
             }
@@ -303,7 +303,7 @@ impl PodWatcher {
             }
             // The keeper is busy. Events wait in the stream meanwhile.
             tracing::debug!(%error, "the kubelet's pods could not be applied; trying again");
-            sleep(self.settings.waits.pods_retry).await;
+            sleep(self.settings.timeouts.pods_retry).await;
         }
         self.cache.dirty = false;
         self.cache.overflowed = overflowed;

@@ -90,7 +90,7 @@ impl Reconciler {
     ) -> Self {
         let socket = settings.pod_resources_socket();
         Self {
-            pod_resources: PodResources::new(&socket, settings.waits.list_limit),
+            pod_resources: PodResources::new(&socket, settings.timeouts.list_limit),
             started_wall_ms: kernel.now().wall_ms,
             settings,
             timing,
@@ -157,7 +157,7 @@ impl Reconciler {
 
     /// Runs a pass before an Allocate call is refused, with a time limit: the pod's admission waits for it.
     pub(super) async fn run_pass_before_refusal(&self) {
-        match timeout(self.settings.waits.refusal_pass_limit, self.run_pass()).await {
+        match timeout(self.settings.timeouts.refusal_pass_limit, self.run_pass()).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => {
                 tracing::warn!(%error, "reconciling allocations with the kubelet before a refusal failed");
@@ -225,7 +225,7 @@ impl Reconciler {
                         return;
                     }
                     self.kubelet_age();
-                    sleep_until(next_quick.max(Instant::now() + self.settings.waits.gather)).await;
+                    sleep_until(next_quick.max(Instant::now() + self.settings.timeouts.gather)).await;
                     folder_state.borrow_and_update();
                     let began = Instant::now();
                     self.quick_pass_if_unresolved().await;

@@ -28,7 +28,7 @@ pub struct Settings {
     /// When reconcile passes run.
     pub reconcile: ReconcileTiming,
     /// All other waits.
-    pub waits: Waits,
+    pub timeouts: Timeouts,
 }
 
 impl Settings {
@@ -75,9 +75,9 @@ impl Default for ReconcileTiming {
     }
 }
 
-/// Waits that are not configurable; tests shorten some.
+/// Timeouts that are not configurable; tests shorten some.
 #[derive(Clone, Debug)]
-pub struct Waits {
+pub struct Timeouts {
     /// The longest wait after a refused dial of kubelet.sock. The first wait is a 32nd of it, since the
     /// kubelet listens microseconds after its bind; it doubles each time.
     pub connect_retry_max: Duration,
@@ -150,7 +150,7 @@ pub struct Waits {
     pub stop_limit: Duration,
 }
 
-impl Default for Waits {
+impl Default for Timeouts {
     fn default() -> Self {
         Self {
             connect_retry_max: Duration::from_millis(20),

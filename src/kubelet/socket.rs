@@ -2,7 +2,7 @@
 
 use super::connections::{Connections, ServedConnection};
 use super::folder::{FileId, socket_id};
-use super::settings::Waits;
+use super::settings::Timeouts;
 use super::wire::v1beta1::device_plugin_server::{DevicePlugin, DevicePluginServer};
 use std::fs;
 use std::io;
@@ -37,14 +37,14 @@ pub(super) struct Socket {
 
 impl Socket {
     /// Binds the socket, replacing an existing one, and serves root and this process's user.
-    pub(super) fn serve<S: DevicePlugin>(path: &Path, service: S, waits: &Waits) -> io::Result<Self> {
+    pub(super) fn serve<S: DevicePlugin>(path: &Path, service: S, timeouts: &Timeouts) -> io::Result<Self> {
         if socket_id(path).is_some() {
             fs::remove_file(path)?;
         }
         let listener = UnixListener::bind(path)?;
         let id = socket_id(path);
         let allowed_users = [0, rustix::process::geteuid().as_raw()];
-        let connections = Connections::new(path.display().to_string(), allowed_users, waits);
+        let connections = Connections::new(path.display().to_string(), allowed_users, timeouts);
         let stop = watch::Sender::new(false);
         let service = DevicePluginServer::new(service).max_decoding_message_size(REQUEST_BYTES_MAX);
         let incoming = incoming(listener, connections);

@@ -62,7 +62,7 @@ impl Supervisor {
                     tracing::info!(%resource, "the resource has no listed device any more; stopping its device plugin");
                     self.device_lists.lock().remove(&resource);
                     plugin.stop.send_replace(true);
-                    let settle = self.settings.waits.settle;
+                    let settle = self.settings.timeouts.settle;
                     let (serving_guard, stopped_serving) = oneshot::channel();
                     let settled = tokio::spawn(async move {
                         let _ = plugin.task.await;

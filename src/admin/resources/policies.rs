@@ -9,7 +9,7 @@ use actix_web::web::{self, Data, Path, Payload, Query};
 use actix_web::{HttpRequest, HttpResponse};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
-use berth_api::{Kind, Policy, PolicyDetail, PolicyList, Word};
+use berth_api::{ChangeNote, Kind, Policy, PolicyDetail, PolicyList};
 use berth_core::policies::{Upload, Uploaded};
 use berth_http::{Caller, Failure, HandlerResult, IDENTITY, Weight, body, etag, query};
 use berth_kernel::ids::names::Digest;
@@ -132,10 +132,10 @@ pub(crate) async fn upload(
     caller: Caller,
     state: Data<State>,
     request: HttpRequest,
-    query: Query<Word>,
+    query: Query<ChangeNote>,
     payload: Payload,
 ) -> HandlerResult {
-    let Word { by, reason } = query.into_inner();
+    let ChangeNote { by, reason } = query.into_inner();
     let by = caller.author(by, &reason)?;
     let signature = signature(&request)?;
     let _permit = state.upload_permits.take(caller.key())?;

@@ -87,7 +87,7 @@ fn run(
     let outcome = runtime.block_on(async {
         let running_pump = traces.map(|pump| {
             // For collectors with TLS.
-            berth_cli::reach::use_ring();
+            berth_cli::endpoint::use_ring();
             pump.run()
         });
         let outcome = daemon.await;

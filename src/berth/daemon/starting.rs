@@ -241,13 +241,13 @@ impl Base {
         let (mut task, strategy) =
             StrategyTask::new(self.config.clone(), is_simulated, on_change, self.kernel().clone());
         let settings = berth_kubelet::Settings {
-            waits: self.options.waits.clone(),
+            timeouts: self.options.timeouts.clone(),
             device_plugins: self.config.kubelet.device_plugins_dir.clone(),
             root_dir: self.config.kubelet.root_dir.clone(),
             edits: task.edits(),
             reconcile: self.config.reconcile.clone(),
         };
-        let front = berth_kubelet::Front::new(settings, self.kernel().clone());
+        let front = berth_kubelet::DevicePlugins::new(settings, self.kernel().clone());
         // Adoption, which may wait for a readable checkpoint, before the stack offers devices, so that adopted devices
         // keep their share numbers. The strategy before devices are listed, since the kubelet may start a pod at once.
         tokio::join!(self.adopt(&front), task.look_first());
@@ -327,7 +327,7 @@ impl Base {
 
     /// Adopts the devices of running pods before the first registration, since a device in use must not be offered as
     /// free.
-    async fn adopt(&self, front: &berth_kubelet::Front) {
+    async fn adopt(&self, front: &berth_kubelet::DevicePlugins) {
         let mut retry = Retry::default();
         // A store with allocations is more reliable than the checkpoint, which is then read only for devices that
         // another plugin granted meanwhile, without waiting for it.

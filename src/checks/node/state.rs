@@ -4,8 +4,8 @@
 use super::line::Line;
 use berth_api::Node;
 use berth_cli::client::Client;
-use berth_cli::reach::ClientArgs;
-use berth_cli::reach::is_berth_at;
+use berth_cli::endpoint::ClientArgs;
+use berth_cli::endpoint::is_berth_at;
 use berth_config::Config;
 use berth_files::{USABLE_BY_OTHERS, WRITABLE_BY_OTHERS};
 use rustix::fs::{Access, access, major, minor, statvfs};

@@ -6,8 +6,8 @@ const HOUR: Duration = Duration::from_secs(3600);
 
 fn connections(silent_max: Duration, min_age: Duration) -> Arc<Connections> {
     let own = rustix::process::geteuid().as_raw();
-    let waits = Waits { idle_max: silent_max, min_age, ..Waits::default() };
-    Connections::new("test.sock".into(), [own, own], &waits)
+    let timeouts = Timeouts { idle_max: silent_max, min_age, ..Timeouts::default() };
+    Connections::new("test.sock".into(), [own, own], &timeouts)
 }
 
 /// Both ends of an admitted connection.
@@ -34,7 +34,7 @@ fn is_closed(served: &ServedConnection) -> bool {
 async fn only_the_allowed_users_are_served() {
     let (server, mut client) = UnixStream::pair().unwrap();
     let other = rustix::process::geteuid().as_raw() + 1;
-    let connections = Connections::new("test.sock".into(), [other, other], &Waits::default());
+    let connections = Connections::new("test.sock".into(), [other, other], &Timeouts::default());
     assert!(connections.admit(server).await.is_none());
     assert_eq!(client.read(&mut [0]).await.unwrap(), 0, "the connection is closed");
 }

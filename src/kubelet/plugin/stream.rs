@@ -46,7 +46,7 @@ impl Plugin {
             biased;
             opened = streams.wait_for(|n| *n > 0) => if opened.is_ok() { StreamStart::Opened } else { StreamStart::TimedOut },
             () = wait_for_zero(&mut connections) => StreamStart::Disconnected,
-            () = sleep(self.settings.waits.watch_within) => StreamStart::TimedOut,
+            () = sleep(self.settings.timeouts.watch_within) => StreamStart::TimedOut,
         }
     }
 
@@ -68,7 +68,7 @@ impl Plugin {
             }
             if !self.is_served() {
                 // A kubelet that creates its socket again deletes all others just before.
-                let settle = self.settings.waits.settle;
+                let settle = self.settings.timeouts.settle;
                 let replaced = self.wait_until(|state| state.kubelet.is_ok_and(|id| id != kubelet));
                 if timeout(settle, replaced).await.is_ok() {
                     return Loss::KubeletChanged;
@@ -91,15 +91,15 @@ impl Plugin {
     /// Handles the end of the kubelet's stream. Several ends soon after Register need a cause, which may be another
     /// plugin for the same resource.
     pub(super) async fn handle_loss(&mut self, since: Instant) {
-        let waits = self.settings.waits.clone();
+        let timeouts = self.settings.timeouts.clone();
         let kubelet = self.folder_state.borrow().kubelet.ok();
-        if kubelet != self.contacted_kubelet || since.elapsed() >= waits.quick_loss {
+        if kubelet != self.contacted_kubelet || since.elapsed() >= timeouts.quick_loss {
             self.quick_losses = 0;
         } else {
             self.quick_losses += 1;
         }
         self.register_again(&Loss::StreamEnded.to_string());
-        let Some(kubelet) = kubelet.filter(|_| self.quick_losses >= waits.quick_losses_max) else {
+        let Some(kubelet) = kubelet.filter(|_| self.quick_losses >= timeouts.quick_losses_max) else {
             return;
         };
         let losses = std::mem::take(&mut self.quick_losses);
@@ -112,12 +112,12 @@ impl Plugin {
         let cause = format!(
             "the kubelet ended the stream {losses} times, each within {} s of the registration, and nothing on the node \
              shows why;{others} its log has the cause (journalctl -u kubelet); registering again in {} s",
-            waits.quick_loss.as_secs(),
-            waits.unexplained_pause.as_secs()
+            timeouts.quick_loss.as_secs(),
+            timeouts.unexplained_pause.as_secs()
         );
         tracing::warn!(resource = %self.handler.resource, "{cause}");
         self.set_cause(cause);
-        self.wait(kubelet, waits.unexplained_pause).await;
+        self.wait(kubelet, timeouts.unexplained_pause).await;
     }
 
     /// Searches the folder for other plugins; `None` if nothing is found.
@@ -140,8 +140,8 @@ impl Plugin {
     /// Publishes what shows another plugin, and waits until nothing shows one any more, kubelet.sock is replaced, or
     /// the longest pause has passed.
     pub(super) async fn wait_while_contested(&mut self, kubelet: FileId, evidence: String) {
-        let waits = self.settings.waits.clone();
-        let end = Instant::now() + waits.contested_pause;
+        let timeouts = self.settings.timeouts.clone();
+        let end = Instant::now() + timeouts.contested_pause;
         let remedy = "stop it, or rename the resource (docs/changeover.md)";
         tracing::error!(
             resource = %self.handler.resource,
@@ -154,7 +154,7 @@ impl Plugin {
         {
             let evidence_text = format!("another device plugin serves this resource: {shown}; {remedy}");
             self.publish(Registration::Contested { evidence: evidence_text });
-            if matches!(self.wait(kubelet, waits.contested_check).await, WaitOutcome::KubeletChanged) {
+            if matches!(self.wait(kubelet, timeouts.contested_check).await, WaitOutcome::KubeletChanged) {
                 return;
             }
             evidence = self.other_evidence().await;

@@ -2,7 +2,7 @@
 //! kubelet's stream counts.
 
 use crate::support::kubelet_bench::{GPU, Node, Recipe, SOON, resource};
-use berth_kubelet::{Registration, Waits};
+use berth_kubelet::{Registration, Timeouts};
 use hyper_util::rt::TokioIo;
 use kubelet_standin::proto::v1beta1::Empty;
 use kubelet_standin::proto::v1beta1::device_plugin_client::DevicePluginClient;
@@ -105,19 +105,19 @@ async fn stream(socket: &Path, asks_first: bool, count: &watch::Sender<usize>) -
 }
 
 /// Every wait on a connection would be longer than the test.
-fn never_waits() -> Waits {
-    Waits {
+fn never_waits() -> Timeouts {
+    Timeouts {
         exit_seen_within: MINUTE,
         close_within: MINUTE,
         settle: MINUTE,
         idle_max: MINUTE,
-        ..Waits::default()
+        ..Timeouts::default()
     }
 }
 
 #[tokio::test]
 async fn a_stream_that_another_program_holds_open_does_not_delay_a_registration() {
-    let node = Recipe { waits: never_waits(), ..Recipe::default() }.node().await;
+    let node = Recipe { timeouts: never_waits(), ..Recipe::default() }.node().await;
     node.allocatable(GPU, 4).await;
     restart(&node, "no other client connected").await;
     let mut streaming = Streaming::begin(&socket(&node), false);
@@ -144,7 +144,7 @@ async fn a_program_that_behaves_like_a_kubelet_delays_a_registration_by_seconds_
 #[tokio::test]
 async fn a_stream_of_another_program_does_not_count_as_the_kubelets() {
     let mut node = Recipe {
-        waits: Waits { watch_within: Duration::from_millis(200), ..Waits::default() },
+        timeouts: Timeouts { watch_within: Duration::from_millis(200), ..Timeouts::default() },
         ..Recipe::default()
     }
     .idle()
@@ -315,8 +315,8 @@ async fn streams_of_others_in_all_slots_do_not_block_the_kubelet() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_connection_without_a_call_is_closed_and_one_with_a_stream_is_not() {
-    let waits = Waits { idle_max: Duration::from_millis(300), ..Waits::default() };
-    let node = Recipe { waits, ..Recipe::default() }.node().await;
+    let timeouts = Timeouts { idle_max: Duration::from_millis(300), ..Timeouts::default() };
+    let node = Recipe { timeouts, ..Recipe::default() }.node().await;
     node.allocatable(GPU, 4).await;
     let mut streaming = Streaming::begin(&socket(&node), true);
     streaming.next_list().await;

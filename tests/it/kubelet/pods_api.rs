@@ -6,7 +6,7 @@ use berth_kernel::grants::allocation::EndReason;
 use berth_kernel::ids::time::Timing;
 use berth_kernel::node::command::Command;
 use berth_kernel::node::ledger::Ledger;
-use berth_kubelet::Waits;
+use berth_kubelet::Timeouts;
 use kubelet_standin::{Kubelet, PodSpec, Rpc, Sources, TinyPlugin};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -19,11 +19,11 @@ fn pod(name: &str) -> PodSpec {
     PodSpec::new("default", name)
 }
 
-fn waits() -> Waits {
-    Waits {
+fn timeouts() -> Timeouts {
+    Timeouts {
         pods_retry: Duration::from_millis(20),
         pods_retry_max: Duration::from_millis(50),
-        ..Waits::default()
+        ..Timeouts::default()
     }
 }
 
@@ -35,7 +35,7 @@ fn slow() -> Recipe {
         reply_settle_ms: HOUR_MS,
         ..Recipe::default().timing
     };
-    Recipe { timing, waits: waits(), kubelet: |options| options.pods_api = true, ..Recipe::default() }
+    Recipe { timing, timeouts: timeouts(), kubelet: |options| options.pods_api = true, ..Recipe::default() }
 }
 
 async fn slow_node() -> Node {
@@ -148,7 +148,7 @@ async fn a_kubelet_without_its_api_server_shows_only_static_pods_and_ends_no_all
 #[tokio::test]
 async fn a_dropped_watch_and_lost_events_are_recovered() {
     let again = Duration::from_millis(300);
-    let node = Recipe { waits: Waits { pods_resync: again, ..waits() }, ..slow() }.node().await;
+    let node = Recipe { timeouts: Timeouts { pods_resync: again, ..timeouts() }, ..slow() }.node().await;
     node.allocatable(GPU, 4).await;
     let first = run(&node, pod("a").container("main", &[(GPU, 1)])).await;
     node.kubelet.set_faults(|f| f.pods_watches_dropped += 1);
@@ -167,7 +167,7 @@ async fn a_dropped_watch_and_lost_events_are_recovered() {
 #[tokio::test]
 async fn above_the_limit_of_pods_none_is_shown_running_or_ended() {
     let again = Duration::from_millis(300);
-    let node = Recipe { waits: Waits { pods_resync: again, ..waits() }, ..slow() }.node().await;
+    let node = Recipe { timeouts: Timeouts { pods_resync: again, ..timeouts() }, ..slow() }.node().await;
     node.allocatable(GPU, 4).await;
     let holds = run(&node, pod("holds").container("main", &[(GPU, 1)])).await;
     let others: Vec<_> = (0..PODS_MAX).map(|n| pod(&format!("other-{n}"))).collect();
@@ -192,7 +192,7 @@ async fn above_the_limit_of_pods_none_is_shown_running_or_ended() {
 async fn without_a_pods_api_it_is_not_mentioned() {
     // Off, as kubelets are by default; and a kubelet that serves something else on that socket.
     for other in [false, true] {
-        let mut node = Recipe { waits: waits(), ..Recipe::default() }.idle().await;
+        let mut node = Recipe { timeouts: timeouts(), ..Recipe::default() }.idle().await;
         let folder = node.settings.root_dir.join("pods-api");
         std::fs::create_dir_all(&folder).unwrap();
         let elsewhere = other.then(|| TinyPlugin::serve(&folder, "pods-api.sock", GPU, &["a"]).unwrap());

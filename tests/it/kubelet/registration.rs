@@ -1,7 +1,7 @@
 //! Registration, its traps, and the device list.
 
 use crate::support::kubelet_bench::{GPU, Node, Recipe, SHARED, SOON, cordon, gpu_id, resource};
-use berth_kubelet::{ReconcileTiming, Registration, Waits};
+use berth_kubelet::{ReconcileTiming, Registration, Timeouts};
 use kubelet_standin::{HEALTHY, Kubelet, PodSpec, Rpc, Sources, TinyPlugin, UNHEALTHY};
 use sha2::{Digest as _, Sha256};
 use std::collections::BTreeSet;
@@ -49,10 +49,10 @@ async fn a_refused_connection_is_retried_within_milliseconds() {
     let mut node = Recipe {
         kubelet: |o| o.bind_gap = Duration::from_millis(150),
         // Any wait but the one for a refused dial would be longer than the test.
-        waits: Waits {
+        timeouts: Timeouts {
             register_retry: Duration::from_secs(60),
             connect_retry_later: Duration::from_secs(60),
-            ..Waits::default()
+            ..Timeouts::default()
         },
         ..Recipe::default()
     }
@@ -69,11 +69,11 @@ async fn a_refused_connection_is_retried_within_milliseconds() {
 async fn after_a_kubelet_restart_it_registers_at_once() {
     let node = Recipe {
         // The care for a living kubelet would be no care here, and longer than the test.
-        waits: Waits {
+        timeouts: Timeouts {
             exit_seen_within: Duration::from_secs(60),
             settle: Duration::from_secs(60),
             register_retry: Duration::from_secs(60),
-            ..Waits::default()
+            ..Timeouts::default()
         },
         ..Recipe::default()
     }
@@ -90,7 +90,7 @@ async fn after_a_kubelet_restart_it_registers_at_once() {
 #[tokio::test]
 async fn a_kubelet_that_stays_away_is_registered_with_when_it_returns() {
     let node = Recipe {
-        waits: Waits { connect_fast_for: Duration::from_millis(50), ..Waits::default() },
+        timeouts: Timeouts { connect_fast_for: Duration::from_millis(50), ..Timeouts::default() },
         ..Recipe::default()
     }
     .node()
@@ -108,7 +108,7 @@ async fn a_kubelet_that_stays_away_is_registered_with_when_it_returns() {
 fn slow_to_disconnect() -> Recipe {
     Recipe {
         kubelet: |o| o.disconnect_gap = Duration::from_millis(150),
-        waits: Waits { settle: Duration::from_millis(1500), ..Waits::default() },
+        timeouts: Timeouts { settle: Duration::from_millis(1500), ..Timeouts::default() },
         ..Recipe::default()
     }
 }
@@ -159,7 +159,7 @@ async fn refused_registrations_are_tried_again_soon() {
 #[tokio::test]
 async fn a_kubelet_that_never_watches_is_registered_with_again() {
     let mut node = Recipe {
-        waits: Waits { watch_within: Duration::from_millis(200), ..Waits::default() },
+        timeouts: Timeouts { watch_within: Duration::from_millis(200), ..Timeouts::default() },
         ..Recipe::default()
     }
     .idle()
@@ -180,7 +180,7 @@ async fn a_kubelet_that_never_watches_is_registered_with_again() {
 async fn a_kubelet_that_registers_and_ends_does_not_hold_up_the_next_one() {
     let node = Recipe {
         // Longer than the test.
-        waits: Waits { watch_within: Duration::from_secs(60), ..Waits::default() },
+        timeouts: Timeouts { watch_within: Duration::from_secs(60), ..Timeouts::default() },
         ..Recipe::default()
     }
     .node()
@@ -203,7 +203,7 @@ async fn a_kubelet_that_registers_and_ends_does_not_hold_up_the_next_one() {
 async fn a_kubelet_that_calls_after_a_new_socket_is_registered_with_only_then() {
     let mut node = Recipe {
         kubelet: |o| o.disconnect_gap = Duration::from_millis(150),
-        waits: Waits { watch_within: Duration::from_secs(60), ..Waits::default() },
+        timeouts: Timeouts { watch_within: Duration::from_secs(60), ..Timeouts::default() },
         ..Recipe::default()
     }
     .idle()
@@ -230,8 +230,9 @@ async fn a_kubelet_that_calls_after_a_new_socket_is_registered_with_only_then() 
 #[tokio::test]
 async fn a_kubelet_behind_a_symbolic_link_is_registered_with_and_its_restart_noticed() {
     let minute = Duration::from_secs(60);
-    let waits = Waits { folder_check_interval: minute, folder_recheck_interval: minute, ..Waits::default() };
-    let mut node = Recipe { waits, ..Recipe::default() }.idle().await;
+    let timeouts =
+        Timeouts { folder_check_interval: minute, folder_recheck_interval: minute, ..Timeouts::default() };
+    let mut node = Recipe { timeouts, ..Recipe::default() }.idle().await;
     let theirs = node.plugins_folder();
     let ours = tempfile::tempdir().unwrap();
     node.settings.device_plugins = ours.path().join("device-plugins");
@@ -356,13 +357,13 @@ async fn lose_three_streams(node: &Node) {
 /// Report: https://github.com/NVIDIA/k8s-device-plugin/issues/455
 #[tokio::test]
 async fn a_plugin_on_nvidias_socket_is_a_rival_until_it_ends() {
-    let waits = Waits {
+    let timeouts = Timeouts {
         contested_check: Duration::from_millis(50),
         // However busy the machine is, the losses count as quick ones.
         quick_loss: Duration::from_secs(600),
-        ..Waits::default()
+        ..Timeouts::default()
     };
-    let node = Recipe { waits, ..Recipe::default() }.node().await;
+    let node = Recipe { timeouts, ..Recipe::default() }.node().await;
     for ends in [true, false] {
         let rival = TinyPlugin::serve(&node.plugins_folder(), "nvidia-gpu.sock", GPU, &["GPU-0"]).unwrap();
         lose_three_streams(&node).await;
@@ -385,8 +386,8 @@ async fn a_kubelet_that_ends_streams_is_no_rival_and_registered_with_again() {
     // The first pause is seen, the others end by themselves.
     for pause in [Duration::from_secs(3600), Duration::from_millis(10)] {
         let quick_loss = Duration::from_secs(600);
-        let waits = Waits { unexplained_pause: pause, quick_loss, ..Waits::default() };
-        let node = Recipe { waits, ..Recipe::default() }.node().await;
+        let timeouts = Timeouts { unexplained_pause: pause, quick_loss, ..Timeouts::default() };
+        let node = Recipe { timeouts, ..Recipe::default() }.node().await;
         // A file of an ended plugin, and a plugin of another resource, show nothing.
         drop(std::os::unix::net::UnixListener::bind(node.plugins_folder().join("nvidia-gpu.sock")).unwrap());
         let _other =
@@ -406,8 +407,8 @@ async fn a_kubelet_that_ends_streams_is_no_rival_and_registered_with_again() {
 /// Report: https://github.com/NVIDIA/k8s-device-plugin/issues/255
 #[tokio::test]
 async fn a_socket_that_another_process_takes_over_is_noticed_and_served_again_once_that_has_ended() {
-    let waits = Waits { contested_check: Duration::from_millis(50), ..Waits::default() };
-    let node = Recipe { waits, ..Recipe::default() }.node().await;
+    let timeouts = Timeouts { contested_check: Duration::from_millis(50), ..Timeouts::default() };
+    let node = Recipe { timeouts, ..Recipe::default() }.node().await;
     node.allocatable(GPU, 4).await;
     let hex = format!("{:x}", Sha256::digest(GPU));
     let name = format!("berth-{}.sock", &hex[..16]);
@@ -421,8 +422,8 @@ async fn a_socket_that_another_process_takes_over_is_noticed_and_served_again_on
 
 #[tokio::test]
 async fn a_socket_that_another_process_serves_is_not_taken_over() {
-    let waits = Waits { contested_check: Duration::from_millis(50), ..Waits::default() };
-    let mut node = Recipe { waits, ..Recipe::default() }.idle().await;
+    let timeouts = Timeouts { contested_check: Duration::from_millis(50), ..Timeouts::default() };
+    let mut node = Recipe { timeouts, ..Recipe::default() }.idle().await;
     node.kubelet.start().await.unwrap();
     let hex = format!("{:x}", Sha256::digest(GPU));
     let name = format!("berth-{}.sock", &hex[..16]);
@@ -511,8 +512,8 @@ async fn a_stopped_daemon_leaves_no_healthy_device_behind() {
 #[tokio::test]
 async fn a_stream_requested_while_the_daemon_stops_ends_at_once() {
     // The kubelet has time for its call before the socket is removed.
-    let waits = Waits { stop_within: SOON, ..Waits::default() };
-    let mut node = Recipe { waits, ..Recipe::default() }.idle().await;
+    let timeouts = Timeouts { stop_within: SOON, ..Timeouts::default() };
+    let mut node = Recipe { timeouts, ..Recipe::default() }.idle().await;
     node.kubelet.start().await.unwrap();
     node.kubelet.set_faults(|f| f.watch_delay = Duration::from_millis(500));
     node.start();

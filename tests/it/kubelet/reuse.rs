@@ -8,7 +8,7 @@ use berth_kernel::grants::contested::contested;
 use berth_kernel::ids::names::GpuId;
 use berth_kernel::node::command::Command;
 use berth_kernel::node::ledger::Ledger;
-use berth_kubelet::{ReconcileTiming, Waits};
+use berth_kubelet::{ReconcileTiming, Timeouts};
 use kubelet_standin::PodSpec;
 use std::collections::BTreeSet;
 
@@ -107,8 +107,8 @@ async fn a_pod_with_an_init_container_is_admitted_although_its_gpu_is_cordoned_m
     // However busy the machine is, the pass before the refusal sees what the kubelet writes.
     let recipe = Recipe { gpus: 1, ..Recipe::default() };
     let rounds = ReconcileTiming { checkpoint_wait: SOON, ..recipe.rounds };
-    let waits = Waits { refusal_pass_limit: SOON, ..recipe.waits };
-    let node = Recipe { rounds, waits, ..recipe }.node().await;
+    let timeouts = Timeouts { refusal_pass_limit: SOON, ..recipe.timeouts };
+    let node = Recipe { rounds, timeouts, ..recipe }.node().await;
     node.allocatable(GPU, 1).await;
     let init = PodSpec::new("default", "p").init("fetch", &[(GPU, 1)]);
     let uid = init.uid.clone();

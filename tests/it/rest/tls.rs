@@ -59,7 +59,7 @@ impl Ca {
 
     /// A client of the daemon that trusts this CA, with a certificate of its own or without.
     pub(crate) fn agent(&self, own: Option<&Pair>) -> ureq::Agent {
-        berth_cli::reach::use_ring();
+        berth_cli::endpoint::use_ring();
         let roots = RootCerts::new_with_certs(&[Certificate::from_pem(self.pem.as_bytes()).unwrap()]);
         let own = own.map(|pair| {
             let certificate = Certificate::from_pem(pair.cert.as_bytes()).unwrap();

@@ -333,7 +333,7 @@ async fn an_unreachable_or_hanging_collector_delays_no_request() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_collector_behind_tls_is_believed_if_its_ca_is_known() {
-    berth_cli::reach::use_ring();
+    berth_cli::endpoint::use_ring();
     let own = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
     let (pem, key) = (own.cert.pem(), own.signing_key.serialize_pem());
     let identity = tonic::transport::Identity::from_pem(&pem, &key);

@@ -296,7 +296,7 @@ pub(crate) fn ask(
 
 /// A client that takes any answer as it comes.
 pub(crate) fn agent(tls: ureq::tls::TlsConfig) -> ureq::Agent {
-    berth_cli::reach::use_ring();
+    berth_cli::endpoint::use_ring();
     ureq::Agent::config_builder()
         .http_status_as_error(false)
         .proxy(None)

@@ -19,8 +19,8 @@ use berth_kernel::node::ledger::Ledger;
 use berth_kernel::node::ports::Clock;
 use berth_kernel::node::rules::Rules;
 use berth_kernel::policy::stack::{OnFault, Permissions, StackEntry};
+use berth_kubelet::{DevicePlugins, Running, Settings, Timeouts};
 use berth_kubelet::{Edits, ReconcileTiming};
-use berth_kubelet::{Front, Running, Settings, Waits};
 use kubelet_standin::{Kubelet, Options};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -50,7 +50,7 @@ pub(crate) struct Recipe {
     pub(crate) gpus: u32,
     pub(crate) numa: bool,
     pub(crate) timing: Timing,
-    pub(crate) waits: Waits,
+    pub(crate) timeouts: Timeouts,
     pub(crate) rounds: ReconcileTiming,
     pub(crate) edits: Edits,
     pub(crate) kubelet: fn(&mut Options),
@@ -71,7 +71,7 @@ impl Default for Recipe {
                 reply_settle_ms: 100,
                 ..Timing::default()
             },
-            waits: Waits { contested_pause: Duration::from_secs(30), ..Waits::default() },
+            timeouts: Timeouts { contested_pause: Duration::from_secs(30), ..Timeouts::default() },
             rounds: ReconcileTiming {
                 list_interval: Duration::from_millis(50),
                 list_interval_cordoned: Duration::from_millis(50),
@@ -141,7 +141,7 @@ impl Recipe {
             root_dir: folder.path().to_owned(),
             edits: berth_kubelet::fixed_edits(self.edits),
             reconcile: self.rounds,
-            waits: self.waits,
+            timeouts: self.timeouts,
         };
         let node = Node {
             kubelet: Kubelet::new(options),
@@ -184,8 +184,8 @@ fn part(n: u32, numa: bool) -> Part {
 }
 
 impl Node {
-    pub(crate) fn front(&self) -> Front {
-        Front::new(self.settings.clone(), self.kernel.clone())
+    pub(crate) fn front(&self) -> DevicePlugins {
+        DevicePlugins::new(self.settings.clone(), self.kernel.clone())
     }
 
     pub(crate) fn start(&mut self) {

@@ -18,8 +18,8 @@ use berth_kernel::node::rules::Rules;
 use berth_kernel::policy::stack::{OnFault, Permissions, StackEntry};
 use berth_kernel::policy::version::PolicyVersion;
 use berth_kernel::sharing::listing::listing;
+use berth_kubelet::{DevicePlugins, Running, Settings, Timeouts};
 use berth_kubelet::{Edits, ReconcileTiming};
-use berth_kubelet::{Front, Running, Settings, Waits};
 use berth_wasm::{self, WasmPolicies};
 use fakes::{plugin, program};
 use kubelet_standin::proto::v1beta1::device_plugin_client::DevicePluginClient;
@@ -165,9 +165,9 @@ impl<'h> Node<'h> {
                 edits: berth_kubelet::fixed_edits(Edits::default()),
                 // The stand-in has no pods, so a round would find fault with every allocation.
                 reconcile: ReconcileTiming { list_interval: PATIENCE, ..ReconcileTiming::default() },
-                waits: Waits::default(),
+                timeouts: Timeouts::default(),
             };
-            Front::new(settings, kernel.clone()).start()
+            DevicePlugins::new(settings, kernel.clone()).start()
         });
         let served = |k: &Kubelet| k.is_served(recipe.resource);
         house.kubelet.block_on(kubelet.wait_for("the registration", PATIENCE, served))?;

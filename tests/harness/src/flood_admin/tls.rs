@@ -22,7 +22,7 @@ pub(crate) struct Authority {
 
 impl Authority {
     pub(crate) fn new(folder: &Path) -> anyhow::Result<Self> {
-        berth_cli::reach::use_ring();
+        berth_cli::endpoint::use_ring();
         let mut params = CertificateParams::new(Vec::<String>::new())?;
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         let own = KeyPair::generate()?;

@@ -134,7 +134,7 @@ impl Node {
     /// A client for single requests.
     pub(crate) fn agent(&self) -> anyhow::Result<ureq::Agent> {
         use ureq::tls::{Certificate, RootCerts, TlsConfig};
-        berth_cli::reach::use_ring();
+        berth_cli::endpoint::use_ring();
         let config = ureq::Agent::config_builder().timeout_global(Some(WAIT)).proxy(None);
         let config = match &self.ca {
             None => config.build(),

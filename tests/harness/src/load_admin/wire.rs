@@ -24,7 +24,7 @@ pub(crate) struct Connector {
 impl Connector {
     pub(crate) fn to(node: &Node) -> anyhow::Result<Self> {
         let config = |pem: &String| -> anyhow::Result<_> {
-            berth_cli::reach::use_ring();
+            berth_cli::endpoint::use_ring();
             let mut roots = RootCertStore::empty();
             roots.add(CertificateDer::from_pem_slice(pem.as_bytes())?)?;
             Ok(Arc::new(ClientConfig::builder().with_root_certificates(roots).with_no_client_auth()))

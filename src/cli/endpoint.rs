@@ -30,15 +30,15 @@ const PROBLEM_BYTES_MAX: u64 = 16 * 1024;
 const PEM_BYTES_MAX: u64 = 1024 * 1024;
 
 /// The address of a daemon, and the settings of connections to it.
-pub(crate) struct Reach {
+pub(crate) struct Endpoint {
     /// What requests begin with: scheme, host and port.
     pub(crate) base: String,
     /// As given by the user, for messages.
     pub(crate) shown: String,
-    way: Way,
+    way: Connection,
 }
 
-enum Way {
+enum Connection {
     Plain {
         /// Whether the address is one of this machine.
         is_local: bool,
@@ -47,7 +47,7 @@ enum Way {
     Socket(PathBuf),
 }
 
-impl Reach {
+impl Endpoint {
     /// From the flags.
     ///
     /// # Errors
@@ -61,7 +61,7 @@ impl Reach {
                 )));
             }
             // A request needs a host name; the daemon ignores that of its socket.
-            return Ok(Self { base: "http://localhost".into(), way: Way::Socket(path.into()), shown });
+            return Ok(Self { base: "http://localhost".into(), way: Connection::Socket(path.into()), shown });
         }
         let uri = shown
             .parse()
@@ -92,8 +92,8 @@ impl Reach {
         let scheme = if tls { "https" } else { "http" };
         let base = format!("{scheme}://{}", uri.authority().map(ToString::to_string).unwrap_or_default());
         let way = match tls {
-            true => Way::Tls(Box::new(tls_config(args)?)),
-            false => Way::Plain { is_local: uri.host().is_some_and(is_this_machine) },
+            true => Connection::Tls(Box::new(tls_config(args)?)),
+            false => Connection::Plain { is_local: uri.host().is_some_and(is_this_machine) },
         };
         Ok(Self { base, way, shown })
     }
@@ -101,29 +101,29 @@ impl Reach {
     /// Whether the daemon may identify the caller without a token.
     pub(crate) fn may_need_no_token(&self) -> bool {
         match &self.way {
-            Way::Plain { .. } => false,
-            Way::Tls(tls) => tls.client_cert().is_some(),
-            Way::Socket(_) => true,
+            Connection::Plain { .. } => false,
+            Connection::Tls(tls) => tls.client_cert().is_some(),
+            Connection::Socket(_) => true,
         }
     }
 
     /// Whether a token could be read on the network.
     pub(crate) fn shows_the_token(&self) -> bool {
-        matches!(self.way, Way::Plain { is_local: false })
+        matches!(self.way, Connection::Plain { is_local: false })
     }
 
     /// What to check if nothing answers.
     pub(crate) fn advice(&self) -> &'static str {
         match self.way {
-            Way::Plain { .. } => {
+            Connection::Plain { .. } => {
                 "is `berth serve` running there? Without TLS its admin API listens on loopback only, so run this on the \
                  node, or forward the port and give the address with --server or BERTH_SERVER"
             }
-            Way::Tls(_) => {
+            Connection::Tls(_) => {
                 "is `berth serve` running there, with admin.tls? A CA that this machine does not know is given with \
                  --ca-file"
             }
-            Way::Socket(_) => {
+            Connection::Socket(_) => {
                 "is `berth serve` running with --admin-socket, and are you root? Only root and the daemon's own user \
                  may connect"
             }
@@ -135,11 +135,11 @@ impl Reach {
         let cause = cause.to_string();
         match self.way {
             // Only the text of rustls' error has it.
-            Way::Tls(_) if cause.contains("CaUsedAsEndEntity") => {
+            Connection::Tls(_) if cause.contains("CaUsedAsEndEntity") => {
                 "its certificate is a CA certificate, which a server must not use: create it again with \
                  basicConstraints CA:FALSE, or let a CA sign one for the server"
             }
-            Way::Plain { .. } if cause.contains("protocol") || cause.contains("http parse") => {
+            Connection::Plain { .. } if cause.contains("protocol") || cause.contains("http parse") => {
                 "the server at this address does not use plain HTTP; with admin.tls the address begins with https://"
             }
             _ => self.advice(),
@@ -165,14 +165,14 @@ impl Reach {
             .max_redirects(0)
             .timeout_connect(Some(CONNECT_MAX));
         match &self.way {
-            Way::Tls(tls) => settings.tls_config((**tls).clone()),
+            Connection::Tls(tls) => settings.tls_config((**tls).clone()),
             _ => settings,
         }
     }
 
     fn made(&self, config: Config) -> Agent {
         match &self.way {
-            Way::Socket(path) => Agent::with_parts(config, UnixConnector(path.clone()), NoNames),
+            Connection::Socket(path) => Agent::with_parts(config, UnixConnector(path.clone()), NoNames),
             _ => config.new_agent(),
         }
     }

@@ -28,7 +28,7 @@ pub enum AdoptError {
 }
 
 /// The kubelet front end, not started yet.
-pub struct Front {
+pub struct DevicePlugins {
     settings: Arc<Settings>,
     timing: Shared<ReconcileTiming>,
     kernel: KernelHandle,
@@ -38,7 +38,7 @@ pub struct Front {
     predecessor: Predecessor,
 }
 
-impl Front {
+impl DevicePlugins {
     /// Creates the front end and starts to watch the kubelet's folder. Must be called in a tokio runtime.
     #[must_use]
     pub fn new(settings: Settings, kernel: KernelHandle) -> Self {

@@ -242,93 +242,59 @@ impl Config {
     ///
     /// # Errors
     /// All invalid values.
-    pub fn merge(args: &ServeArgs, file: FileConfig) -> Result<Self, BadSettings> {
+    pub fn merge(args: &ServeArgs, mut file: FileConfig) -> Result<Self, BadSettings> {
         let mut checks = Checks::default();
-        let state_dir = args.state_dir.clone().or(file.state_dir).unwrap_or_else(|| "/var/lib/berth".into());
+        let state_dir =
+            args.state_dir.clone().or(file.state_dir.take()).unwrap_or_else(|| "/var/lib/berth".into());
         let state_dir = checks.absolute_path("stateDir", state_dir);
-        let kubelet_dir =
-            args.kubelet_dir().or(file.kubelet_dir).unwrap_or_else(|| "/var/lib/kubelet".into());
-        let kubelet_dir = checks.absolute_path("kubeletDir", kubelet_dir);
-        let device_plugins_dir = args.device_plugins_dir.clone().or(file.device_plugins_dir);
-        let root_dir = args.kubelet_root_dir.clone().or(file.kubelet_root_dir);
-        let kubelet = KubeletSettings {
-            device_plugins_dir: device_plugins_dir.map_or_else(
-                || kubelet_dir.join("device-plugins"),
-                |path| checks.absolute_path("devicePluginsDir", path),
-            ),
-            root_dir: root_dir.map_or(kubelet_dir, |path| checks.absolute_path("kubeletRootDir", path)),
-            skip_adoption: args.skip_adoption || file.skip_adoption.unwrap_or(false),
-        };
-        let token_file =
-            args.token_file.clone().or(file.token_file).unwrap_or_else(|| state_dir.join("token"));
-        let kubeconfig = args.kubeconfig.clone().or(file.kubeconfig);
+        let kubelet = KubeletSettings::merge(args, &mut file, &mut checks);
+        let kubeconfig = args.kubeconfig.clone().or(file.kubeconfig.take());
         let kubeconfig = kubeconfig.map(|path| checks.absolute_path("kubeconfig", path));
         let overcommit = file.memory_overcommit.unwrap_or(1.0);
         checks.ok(in_range("memoryOvercommit", overcommit, 1.0..=16.0));
-        let health = file.health.unwrap_or_default();
+        let health = file.health.take().unwrap_or_default();
         let defaults = Timing::default();
         let quiet_ms = health.quiet_seconds.map_or(defaults.quiet_ms, |s| s.saturating_mul(1000));
-        let timing = file.timing.unwrap_or_default().resolve(&Timing { quiet_ms, ..defaults });
+        let timing = file.timing.take().unwrap_or_default().resolve(&Timing { quiet_ms, ..defaults });
         // A scan takes a few calls per GPU: shorter intervals would leave no pause between scans.
         let poll_seconds = health.poll_seconds.unwrap_or(5.0);
         checks.ok(in_range("health.pollSeconds", poll_seconds, 0.05..=3600.0));
-        let access = file.admin.unwrap_or_default().resolve(args.admin_socket.clone(), &mut checks);
-        let listen = args.admin_listen.clone().or(file.admin_listen);
-        let listen = listen.as_deref().unwrap_or("127.0.0.1:9470");
-        let listen = checks.record_error(admin::listen(listen, access.tls.is_some()));
-        let health_listen = args.health_listen.clone().or(file.health_listen);
-        let health_listen = health_listen.as_deref().and_then(|h| checks.ok(address("healthListen", h)));
-        let resource = file.resource.unwrap_or_else(|| "nvidia.com/gpu".into());
+        let admin = AdminSettings::merge(args, &mut file, &state_dir, &mut checks);
+        let resource = file.resource.take().unwrap_or_else(|| "nvidia.com/gpu".into());
         let resource = Resource::parse(&resource).map_err(|e| invalid_because("resource", &resource, e.rule));
         let resource = checks.record_error(resource);
-        let (edits, auto_strategy) =
-            file.container_edits.unwrap_or_default().resolve(&args.edits, &args.nvidia, &mut checks);
-        let cdi = cdi::resolve(file.cdi, file.container_runtime, &args.nvidia, &mut checks);
-        let driver =
-            nvidia::args::non_empty(args.nvidia.driver_root_ctr_path.as_ref()).unwrap_or(&edits.driver_root);
+        let edits = file.container_edits.take().unwrap_or_default();
+        let (edits, auto_strategy) = edits.resolve(&args.edits, &args.nvidia, &mut checks);
+        let cdi = cdi::resolve(file.cdi.take(), file.container_runtime.take(), &args.nvidia, &mut checks);
         let health_checks =
             HealthChecks::new(args.disable_healthchecks.as_deref(), args.enable_healthchecks.as_deref());
         let mut notices = args.nvidia.notices(&mut checks);
         notices.extend(args.overridden_nvidia_args());
         notices.extend(health_checks.notices());
-        let library = args.nvml_library.clone().or(file.nvml_library);
-        let library = library.map(|path| checks.plain_path("nvmlLibrary", path));
-        let gpus_file = file.gpus.unwrap_or_default();
-        let source = args.gpus.clone().or_else(|| gpus_file.source.clone()).unwrap_or_else(|| "nvml".into());
-        let source = checks.record_error(gpu_source(&source, library, driver));
-        let excluded = gpus_file.excluded(&mut checks);
-        let mig = args.mig_strategy.clone().or(file.mig_strategy);
+        let gpus = GpuSettings::merge(args, &mut file, &edits, &health_checks, &mut checks);
+        let mig = args.mig_strategy.clone().or(file.mig_strategy.take());
         let mig_strategy = mig.and_then(|keyword| checks.ok(mig_strategy(&keyword))).unwrap_or_default();
-        let history = checks.ok(file.history.unwrap_or_default().limit()).unwrap_or_default();
-        let decisions = checks.ok(file.decisions.unwrap_or_default().limit()).flatten();
-        let tracing = checks.ok(file.tracing.unwrap_or_default().resolve(&args.tracing)).flatten();
-        let trusted_keys = trusted::keys(file.trusted_keys, &mut checks);
-        let processes = file.processes.unwrap_or_default().resolve(&mut checks);
-        let labels = file.labels.unwrap_or_default().resolve(&mut checks);
+        let history = checks.ok(file.history.take().unwrap_or_default().limit()).unwrap_or_default();
+        let decisions = checks.ok(file.decisions.take().unwrap_or_default().limit()).flatten();
+        let tracing = checks.ok(file.tracing.take().unwrap_or_default().resolve(&args.tracing)).flatten();
+        let trusted_keys = trusted::keys(file.trusted_keys.take(), &mut checks);
+        let labels = file.labels.take().unwrap_or_default().resolve(&mut checks);
         let stack = file::resolve_stack(
-            file.stack.unwrap_or_default(),
+            file.stack.take().unwrap_or_default(),
             args.nvidia.shared_devices_allocation_policy.as_deref(),
             &mut checks,
         );
-        let token_file = checks.absolute_path("tokenFile", token_file);
         checks.finish()?;
         let name = node_name(args.node_name.clone().or(file.node_name));
-        let fail_on_init_error = args.nvidia.fail_on_init_error.or(file.fail_on_init_error).unwrap_or(false);
         Ok(Self {
             node: NodeSettings { name, state_dir, decisions },
             kubelet,
-            gpus: GpuSettings {
-                source: source?,
-                excluded,
-                processes,
-                health_checks: !health_checks.is_off(),
-                fail_on_init_error,
-            },
+            gpus: gpus?,
             cluster: ClusterSettings {
                 api_server: api_server(args.api_server.or(file.api_server), kubeconfig),
                 labels,
             },
-            admin: AdminSettings { listen: listen?, health_listen, token_file, access },
+            admin: admin?,
             observe: ObserveSettings { log: args.log.or(file.log).unwrap_or_default(), tracing },
             containers: ContainerSettings { edits, auto_strategy, cdi },
             offers: OfferSettings { resource: resource?, mig_strategy, stack },
@@ -339,6 +305,70 @@ impl Config {
             rules: Rules { timing, overcommit_percent: percent(overcommit), history, trusted_keys },
             reconcile: file.rounds.unwrap_or_default().resolve(&ReconcileTiming::default()),
             loaded: Loaded { notices, ..Loaded::default() },
+        })
+    }
+}
+
+impl KubeletSettings {
+    fn merge(args: &ServeArgs, file: &mut FileConfig, checks: &mut Checks) -> Self {
+        let kubelet_dir =
+            args.kubelet_dir().or(file.kubelet_dir.take()).unwrap_or_else(|| "/var/lib/kubelet".into());
+        let kubelet_dir = checks.absolute_path("kubeletDir", kubelet_dir);
+        let device_plugins_dir = args.device_plugins_dir.clone().or(file.device_plugins_dir.take());
+        let root_dir = args.kubelet_root_dir.clone().or(file.kubelet_root_dir.take());
+        Self {
+            device_plugins_dir: device_plugins_dir.map_or_else(
+                || kubelet_dir.join("device-plugins"),
+                |path| checks.absolute_path("devicePluginsDir", path),
+            ),
+            root_dir: root_dir.map_or(kubelet_dir, |path| checks.absolute_path("kubeletRootDir", path)),
+            skip_adoption: args.skip_adoption || file.skip_adoption.unwrap_or(false),
+        }
+    }
+}
+
+impl AdminSettings {
+    fn merge(
+        args: &ServeArgs,
+        file: &mut FileConfig,
+        state_dir: &Path,
+        checks: &mut Checks,
+    ) -> Result<Self, BadSetting> {
+        let access = file.admin.take().unwrap_or_default().resolve(args.admin_socket.clone(), checks);
+        let listen = args.admin_listen.clone().or(file.admin_listen.take());
+        let listen = listen.as_deref().unwrap_or("127.0.0.1:9470");
+        let listen = checks.record_error(admin::listen(listen, access.tls.is_some()));
+        let health_listen = args.health_listen.clone().or(file.health_listen.take());
+        let health_listen = health_listen.as_deref().and_then(|h| checks.ok(address("healthListen", h)));
+        let token_file = args.token_file.clone().or(file.token_file.take());
+        let token_file =
+            checks.absolute_path("tokenFile", token_file.unwrap_or_else(|| state_dir.join("token")));
+        Ok(Self { listen: listen?, health_listen, token_file, access })
+    }
+}
+
+impl GpuSettings {
+    fn merge(
+        args: &ServeArgs,
+        file: &mut FileConfig,
+        edits: &Edits,
+        health_checks: &HealthChecks,
+        checks: &mut Checks,
+    ) -> Result<Self, BadSetting> {
+        let driver =
+            nvidia::args::non_empty(args.nvidia.driver_root_ctr_path.as_ref()).unwrap_or(&edits.driver_root);
+        let library = args.nvml_library.clone().or(file.nvml_library.take());
+        let library = library.map(|path| checks.plain_path("nvmlLibrary", path));
+        let gpus = file.gpus.take().unwrap_or_default();
+        let source = args.gpus.clone().or_else(|| gpus.source.clone()).unwrap_or_else(|| "nvml".into());
+        let source = checks.record_error(gpu_source(&source, library, driver));
+        let fail_on_init_error = args.nvidia.fail_on_init_error.or(file.fail_on_init_error);
+        Ok(Self {
+            excluded: gpus.excluded(checks),
+            processes: file.processes.take().unwrap_or_default().resolve(checks),
+            source: source?,
+            health_checks: !health_checks.is_off(),
+            fail_on_init_error: fail_on_init_error.unwrap_or(false),
         })
     }
 }

@@ -1,5 +1,5 @@
 //! Berth: a Kubernetes node daemon that shares and guards a node's GPUs. This crate composes the other ones: command
-//! line, start and stop, checks, logs and traces.
+//! line, start, stop and reload.
 
 pub mod args;
 pub mod command;

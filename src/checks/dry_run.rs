@@ -14,7 +14,7 @@ use berth_kernel::ids::time::Now;
 use berth_kernel::node::command::Command;
 use berth_kernel::node::decide::decide;
 use berth_kernel::node::ledger::Ledger;
-use berth_kernel::node::ports::{Clock, PolicyFiles as _, PolicyRuntime};
+use berth_kernel::node::ports::{Clock, Gpus as _, PolicyFiles as _, PolicyRuntime};
 use berth_kernel::policy::hooks::{Fault, FaultKind, Hook};
 use berth_kernel::policy::stack::StackEntry;
 use berth_kernel::policy::version_records::check_trust;

@@ -6,11 +6,13 @@ use super::pending_event::{Bypasses, PendingEvent, Regarding};
 use super::settings::Settings;
 use super::wait::{self, Backoff};
 use berth_core::policy_transitions::PolicyTransition;
+use berth_core::stack::PolicyStatuses;
 use berth_core::transition_stream::{Batch, Batches};
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::Client;
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc::{Receiver, Sender};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
@@ -39,8 +41,8 @@ const MINUTE: Duration = Duration::from_secs(60);
 const FAULT_EVENT_INTERVAL: Duration = MINUTE;
 
 /// Queues the events of each batch; never returns. It runs from the start of the daemon, so that changes before the
-/// first connection to the API server are published later; so are changes while no daemon ran, which are the first
-/// batch.
+/// first connection to the API server are published later; so are changes while no daemon ran, which the batch of the
+/// first scan has.
 pub(super) async fn collect(batches: &mut Batches, out: Sender<PendingEvent>) {
     let mut collector = Collector::new(Instant::now());
     loop {
@@ -92,6 +94,7 @@ impl Collector {
                 self.allowance.dropped += 1;
             }
         }
+        self.policies.active = Arc::clone(&batch.statuses);
         self.step_policies(&batch.policies, out, now);
     }
 
@@ -157,7 +160,9 @@ impl Allowance {
 /// Computes the events of policies from their transitions.
 #[derive(Debug, Default)]
 struct PolicyEvents {
-    /// By the policy's label; those that had an event in the last [`FAULT_EVENT_INTERVAL`], or have none yet.
+    /// The policies of the active stack, by label.
+    active: Arc<PolicyStatuses>,
+    /// By the policy's label.
     faults: BTreeMap<String, Faults>,
 }
 
@@ -174,6 +179,7 @@ struct Faults {
 impl PolicyEvents {
     /// The events that are due after these transitions.
     fn events(&mut self, transitions: &[PolicyTransition], now: Instant) -> Vec<PendingEvent> {
+        self.faults.retain(|label, _| self.active.contains_key(label));
         let mut events = Vec::new();
         for transition in transitions {
             match transition {
@@ -200,7 +206,6 @@ impl PolicyEvents {
                 faults.not_before = Some(now + FAULT_EVENT_INTERVAL);
             }
         }
-        self.faults.retain(|_, faults| faults.times > 0 || faults.not_before.is_some_and(|at| now < at));
         events
     }
 
@@ -317,9 +322,9 @@ fn is_final(code: u16) -> bool {
 mod tests {
     use super::super::pending_event::tests::Node;
     use super::*;
+    use berth_core::stack::PolicyStatus;
     use berth_kernel::ids::time::Now;
     use berth_kernel::node::transitions::Transitions;
-    use std::sync::Arc;
     use tokio::sync::mpsc;
 
     /// A batch with the transitions to the node's ledger.
@@ -330,6 +335,7 @@ mod tests {
             transitions: transitions.step(Arc::clone(&ledger)),
             ledger,
             policies: Vec::new(),
+            statuses: Arc::default(),
             refused: Vec::new(),
         }
     }
@@ -390,6 +396,12 @@ mod tests {
         PolicyTransition::Failed { label: label.into(), times, last: "admit: it trapped".into() }
     }
 
+    /// The events of a stack with these policies.
+    fn policy_events(active: &[&str]) -> PolicyEvents {
+        let active = active.iter().map(|label| ((*label).to_owned(), PolicyStatus::default())).collect();
+        PolicyEvents { active: Arc::new(active), ..PolicyEvents::default() }
+    }
+
     /// Reason, whether it is a warning, and note of each event.
     fn fields(events: Vec<PendingEvent>) -> Vec<(&'static str, bool, String)> {
         events.into_iter().map(|event| (event.reason, event.warning, event.note)).collect()
@@ -397,7 +409,7 @@ mod tests {
 
     #[test]
     fn a_fault_is_an_event_at_once_and_the_following_are_one_a_minute() {
-        let (mut policies, begin) = (PolicyEvents::default(), Instant::now());
+        let (mut policies, begin) = (policy_events(&["a@1", "b@2"]), Instant::now());
         let mut at = |second, all: &[_]| fields(policies.events(all, begin + Duration::from_secs(second)));
         let first = at(1, &[failed("a@1", 1)]);
         assert_eq!(first, [("PolicyFault", true, "policy a@1 failed: admit: it trapped".into())]);
@@ -409,13 +421,16 @@ mod tests {
         assert_eq!(later[0].2, "policy a@1 failed 41 times, with the last error: admit: it trapped");
         assert_eq!(at(62, &[failed("b@2", 3)]).len(), 1, "another policy has a minute of its own");
         assert_eq!(policies.next_due(), None);
-        policies.events(&[], begin + Duration::from_secs(122));
-        assert!(policies.faults.is_empty(), "nothing is kept of what has had its event: {policies:?}");
+        // No event for a policy that the stack no longer has.
+        policies.events(&[failed("a@1", 1)], begin + Duration::from_secs(63));
+        policies.active = Arc::default();
+        assert_eq!(policies.events(&[], begin + Duration::from_secs(200)), []);
+        assert_eq!(policies.next_due(), None);
     }
 
     #[test]
     fn a_suspension_and_its_end_always_are_events() {
-        let (mut policies, now) = (PolicyEvents::default(), Instant::now());
+        let (mut policies, now) = (policy_events(&["a@1"]), Instant::now());
         let suspended = || PolicyTransition::Suspended { label: "a@1".into(), last: "fault 5".into() };
         policies.events(&[failed("a@1", 4)], now);
         let events = fields(policies.events(&[failed("a@1", 1), suspended()], now));

@@ -94,12 +94,12 @@ impl LabelChannels {
 
     /// The task that computes and writes labels, if they are configured. Run it after the GPUs are scanned and offered,
     /// since labels show how they are shared. `report` gets the reason why labels are not written, or `None`.
-    pub fn task(
+    pub fn task<R: Fn(Option<String>) + Send + 'static>(
         &self,
         has_api_server: bool,
         kernel: &KernelHandle,
-        report: impl Fn(Option<String>) + Send + 'static,
-    ) -> Option<impl Future<Output = ()> + Send + use<>> {
+        report: R,
+    ) -> Option<impl Future<Output = ()> + Send + use<R>> {
         let settings = &self.settings;
         if !settings.is_enabled() {
             return None;

@@ -38,6 +38,8 @@ use tokio::task::JoinSet;
 /// took are applied.
 pub struct Running {
     link: watch::Receiver<ApiServerStatus>,
+    /// Set once the tasks may connect.
+    connect: watch::Sender<bool>,
     /// One task, or none without an API server.
     _tasks: JoinSet<()>,
 }
@@ -48,18 +50,27 @@ impl Running {
     pub fn link(&self) -> watch::Receiver<ApiServerStatus> {
         self.link.clone()
     }
+
+    /// Connects to the API server, if that is used. Called once the GPUs are known, since a node that starts has not
+    /// lost them; before, transitions are only collected.
+    pub fn connect(&self) {
+        self.connect.send_replace(true);
+    }
 }
 
-/// Starts the tasks and returns at once. The transitions of `batches` are published as events.
+/// Starts the tasks and returns at once. The transitions of `batches` are published as events. No connection is made
+/// before [`Running::connect`].
 #[must_use]
 pub fn start(settings: Settings, kernel: KernelHandle, mut batches: Batches) -> Running {
-    let mut tasks = JoinSet::new();
+    let (mut tasks, (connect, may_connect)) = (JoinSet::new(), watch::channel(false));
     if settings.api_server == ApiServer::Off {
-        return Running { link: watch::channel(ApiServerStatus::Off).1, _tasks: tasks };
+        return Running { link: watch::channel(ApiServerStatus::Off).1, connect, _tasks: tasks };
     }
     let (link_sender, link) = watch::channel(ApiServerStatus::Connecting { last_error: None });
-    tasks.spawn(async move { Box::pin(run(&settings, &kernel, &link_sender, &mut batches)).await });
-    Running { link, _tasks: tasks }
+    tasks.spawn(async move {
+        Box::pin(run(&settings, &kernel, &link_sender, &mut batches, may_connect)).await;
+    });
+    Running { link, connect, _tasks: tasks }
 }
 
 /// Connects, with retries, and then runs the tasks that need a client; never returns. Events are collected from the
@@ -69,9 +80,12 @@ async fn run(
     kernel: &KernelHandle,
     link: &watch::Sender<ApiServerStatus>,
     batches: &mut Batches,
+    mut may_connect: watch::Receiver<bool>,
 ) {
     let (event_sender, mut events) = mpsc::channel(events::EVENTS_WAITING_MAX);
     let client_tasks = async {
+        // An error means that the tasks are being aborted.
+        let _ = may_connect.wait_for(|may_connect| *may_connect).await;
         let client = client::connect_with_retries(settings, link).await;
         tokio::join!(
             pods::keep(settings, client.clone(), kernel, link),

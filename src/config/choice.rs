@@ -231,12 +231,12 @@ mod tests {
         std::fs::write(args.config.as_ref().unwrap(), base_edits).unwrap();
         let nvidia = "version: v1\nflags: { plugin: { passDeviceSpecs: false } }";
         std::fs::write(folder.path().join("nvidia"), nvidia).unwrap();
-        let edits = load(Some("nvidia"), None).edits;
+        let edits = load(Some("nvidia"), None).containers.edits;
         assert_eq!((edits.cdi_kind.as_str(), edits.pass_device_specs), ("example.com/gpu", false));
         assert_eq!(edits.id_strategy, berth_kubelet::DeviceIdStrategy::Index);
         std::fs::write(folder.path().join("nvidia"), "containerEdits: { passDeviceSpecs: false }").unwrap();
         assert_eq!(
-            load(Some("nvidia"), None).edits.cdi_kind,
+            load(Some("nvidia"), None).containers.edits.cdi_kind,
             "nvidia.com/gpu",
             "a top-level key of a Berth file is replaced as a whole"
         );
@@ -244,9 +244,18 @@ mod tests {
         std::fs::remove_file(folder.path().join("nvidia")).unwrap();
         std::fs::write(args.config.as_ref().unwrap(), "gpus: sim:8xh100\n").unwrap();
         let none = load(None, Some("empty"));
-        assert_eq!(none.gpus, GpuSource::Sim("8xh100".into()));
+        assert_eq!(none.gpus.source, GpuSource::Sim("8xh100".into()));
         assert_eq!(
-            none.chosen.unwrap().changed_for(Some("t4")).unwrap().unwrap().chosen.unwrap().shown(),
+            none.loaded
+                .chosen
+                .unwrap()
+                .changed_for(Some("t4"))
+                .unwrap()
+                .unwrap()
+                .loaded
+                .chosen
+                .unwrap()
+                .shown(),
             "t4"
         );
     }

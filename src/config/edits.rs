@@ -206,7 +206,7 @@ mod tests {
         let file =
             FileConfig::parse(&format!("containerEdits: {{resources: {{{SHARED}: {{mps: {yaml}}}}}}}"))
                 .map_err(|e| e.to_string())?;
-        Config::merge(&ServeArgs::default(), file).map(|c| c.edits).map_err(|e| e.to_string())
+        Config::merge(&ServeArgs::default(), file).map(|c| c.containers.edits).map_err(|e| e.to_string())
     }
 
     #[test]

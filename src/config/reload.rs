@@ -4,7 +4,10 @@
 use super::args::ServeArgs;
 use super::checks::ConfigError;
 use super::source::Source;
-use super::{Config, ContainerSettings, Loaded};
+use super::{
+    AdminSettings, ClusterSettings, Config, ContainerSettings, GpuSettings, HealthSettings, KubeletSettings,
+    Loaded, NodeSettings, ObserveSettings, OfferSettings,
+};
 use berth_files::FileVersion;
 use berth_files::yaml::Problems;
 use berth_kernel::node::rules::Rules;
@@ -89,7 +92,7 @@ impl Origin {
         let (mut config, problems) = source.settings_with_base(base.as_ref(), &self.args);
         if let Some(config) = &mut config {
             let values = source.values(base.as_ref());
-            config.origin = Some(Arc::new(Self { versions, values, ..self.clone() }));
+            config.loaded.origin = Some(Arc::new(Self { versions, values, ..self.clone() }));
         }
         Ok((config, problems, source))
     }
@@ -148,12 +151,11 @@ struct NeedsRestart {
 }
 
 impl NeedsRestart {
-    /// The value in use; notes the keys if the file has another one.
-    fn running<T: Clone + PartialEq>(&mut self, keys: &[&'static str], running: &T, new: &T) -> T {
+    /// Notes the keys of a setting if the file has another value than the one in use.
+    fn note<T: PartialEq>(&mut self, keys: &[&'static str], running: &T, new: &T) {
         if running != new {
             self.keys.extend(keys);
         }
-        running.clone()
     }
 
     fn contains(&self, key: &str) -> bool {
@@ -178,65 +180,81 @@ impl Config {
     /// since other programs are configured with them or since their parts cannot be replaced without an interruption.
     #[must_use]
     pub fn reloaded(&self, new: Self) -> Reloaded {
-        let (mut needs_restart, origin) = (NeedsRestart::default(), new.loaded.origin.clone());
-        // Without `..`, so that a new section does not compile until it is decided here what a reload does with it.
+        let needs_restart = self.needs_restart(&new);
+        let origin = new.loaded.origin.clone();
+        let Edits { driver_root, dev_root, .. } = self.containers.edits.clone();
         let config = Self {
-            node: needs_restart.running(&["nodeName", "stateDir", "decisions"], &self.node, &new.node),
-            kubelet: needs_restart.running(
-                &["kubeletDir", "devicePluginsDir", "kubeletRootDir", "skipAdoption"],
-                &self.kubelet,
-                &new.kubelet,
-            ),
-            gpus: needs_restart.running(
-                &["gpus", "nvmlLibrary", "processes", "failOnInitError"],
-                &self.gpus,
-                &new.gpus,
-            ),
-            cluster: needs_restart.running(
-                &["apiServer", "kubeconfig", "labels"],
-                &self.cluster,
-                &new.cluster,
-            ),
-            admin: needs_restart.running(
-                &["adminListen", "healthListen", "tokenFile", "admin"],
-                &self.admin,
-                &new.admin,
-            ),
-            observe: needs_restart.running(&["log", "tracing"], &self.observe, &new.observe),
             containers: ContainerSettings {
-                edits: self.reloaded_edits(new.containers.edits, &mut needs_restart),
+                edits: Edits { driver_root, dev_root, ..new.containers.edits },
                 ..new.containers
             },
             offers: new.offers,
             health: new.health,
-            rules: Rules {
-                // The signatures of all known versions are checked with them at the start.
-                trusted_keys: needs_restart.running(
-                    &["trustedKeys"],
-                    &self.rules.trusted_keys,
-                    &new.rules.trusted_keys,
-                ),
-                ..new.rules
-            },
+            rules: Rules { trusted_keys: self.rules.trusted_keys.clone(), ..new.rules },
             reconcile: new.reconcile,
             loaded: Loaded { origin: None, chosen: self.loaded.chosen.clone(), ..new.loaded },
+            ..self.clone()
         };
         let (origin, changes) = self.changes(&needs_restart, origin);
         Reloaded { config: Self { loaded: Loaded { origin, ..config.loaded }, ..config }, changes }
     }
 
-    /// The new edits, with the folders of the driver that are in use.
-    fn reloaded_edits(&self, new: Edits, needs_restart: &mut NeedsRestart) -> Edits {
-        let Edits { driver_root, dev_root, .. } = &self.containers.edits;
-        Edits {
-            driver_root: needs_restart.running(
-                &["containerEdits.nvidiaDriverRoot"],
-                driver_root,
-                &new.driver_root,
-            ),
-            dev_root: needs_restart.running(&["containerEdits.nvidiaDevRoot"], dev_root, &new.dev_root),
-            ..new
-        }
+    /// The keys of settings that a reload does not change and that have another value in `new`. Patterns without `..`,
+    /// so that a new setting does not compile until it is decided here, and in [`Self::reloaded`], what a reload does
+    /// with it.
+    fn needs_restart(&self, new: &Self) -> NeedsRestart {
+        let Self {
+            node,
+            kubelet,
+            gpus,
+            cluster,
+            admin,
+            observe,
+            containers,
+            offers,
+            health,
+            rules,
+            reconcile: _,
+            loaded: _,
+        } = new;
+        let mut needs = NeedsRestart::default();
+        let NodeSettings { name, state_dir, decisions } = node;
+        needs.note(&["nodeName"], &self.node.name, name);
+        needs.note(&["stateDir"], &self.node.state_dir, state_dir);
+        needs.note(&["decisions"], &self.node.decisions, decisions);
+        let KubeletSettings { device_plugins_dir, root_dir, skip_adoption } = kubelet;
+        let keys = ["kubeletDir", "devicePluginsDir"];
+        needs.note(&keys, &self.kubelet.device_plugins_dir, device_plugins_dir);
+        needs.note(&["kubeletDir", "kubeletRootDir"], &self.kubelet.root_dir, root_dir);
+        needs.note(&["skipAdoption"], &self.kubelet.skip_adoption, skip_adoption);
+        let GpuSettings { source, excluded, processes, health_checks, fail_on_init_error } = gpus;
+        needs.note(&["gpus", "nvmlLibrary"], &self.gpus.source, source);
+        needs.note(&["gpus"], &self.gpus.excluded, excluded);
+        needs.note(&["processes"], &self.gpus.processes, processes);
+        // A flag without a key.
+        needs.note(&[], &self.gpus.health_checks, health_checks);
+        needs.note(&["failOnInitError"], &self.gpus.fail_on_init_error, fail_on_init_error);
+        let ClusterSettings { api_server, labels } = cluster;
+        needs.note(&["apiServer", "kubeconfig"], &self.cluster.api_server, api_server);
+        needs.note(&["labels"], &self.cluster.labels, labels);
+        let AdminSettings { listen, health_listen, token_file, access } = admin;
+        needs.note(&["adminListen"], &self.admin.listen, listen);
+        needs.note(&["healthListen"], &self.admin.health_listen, health_listen);
+        needs.note(&["tokenFile"], &self.admin.token_file, token_file);
+        needs.note(&["admin"], &self.admin.access, access);
+        let ObserveSettings { log, tracing } = observe;
+        needs.note(&["log"], &self.observe.log, log);
+        needs.note(&["tracing"], &self.observe.tracing, tracing);
+        let ContainerSettings { edits, auto_strategy: _, cdi: _ } = containers;
+        let running = &self.containers.edits;
+        needs.note(&["containerEdits.nvidiaDriverRoot"], &running.driver_root, &edits.driver_root);
+        needs.note(&["containerEdits.nvidiaDevRoot"], &running.dev_root, &edits.dev_root);
+        let OfferSettings { resource: _, mig_strategy: _, stack: _ } = offers;
+        let HealthSettings { xids: _, scan_interval: _ } = health;
+        // The signatures of all known versions are checked with the keys at the start.
+        let Rules { timing: _, overcommit_percent: _, history: _, trusted_keys } = rules;
+        needs.note(&["trustedKeys"], &self.rules.trusted_keys, trusted_keys);
+        needs
     }
 
     /// What differs between the values in use and those of the file, and the file with the values that are in use now.
@@ -353,6 +371,17 @@ mod tests {
         assert_eq!(lines(&back, Effect::AfterRestart), [] as [String; 0]);
     }
 
+    #[test]
+    fn the_keys_of_a_section_are_told_apart() {
+        let folder = tempfile::tempdir().unwrap();
+        let args = ServeArgs { admin_listen: Some("127.0.0.1:1".into()), ..ServeArgs::default() };
+        let running = load(folder.path(), "gpus: sim:1xt4\n", &args);
+        let changed = "gpus: sim:1xt4\nadminListen: 127.0.0.1:2\nhealthListen: 127.0.0.1:3\n";
+        let reloaded = running.reloaded(load(folder.path(), changed, &args));
+        assert_eq!(lines(&reloaded, Effect::Overridden), ["adminListen: 127.0.0.1:2 (new)"]);
+        assert_eq!(lines(&reloaded, Effect::AfterRestart), ["healthListen: 127.0.0.1:3 (new)"]);
+    }
+
     /// Each key of the file, with a value that differs from that of [`BASE`].
     const CHANGED: [(&str, &str); 32] = [
         ("nodeName", "other"),
@@ -414,9 +443,8 @@ mod tests {
                 };
                 of_effect.insert(change.key.split(['[', '.']).next().unwrap().to_owned());
             }
-            let settings = |config: &Config| {
-                format!("{:?}", Config { origin: None, source: None, notices: Vec::new(), ..config.clone() })
-            };
+            let settings =
+                |config: &Config| format!("{:?}", Config { loaded: Loaded::default(), ..config.clone() });
             let is_same = settings(&config) == settings(&running);
             assert_eq!(is_same, !applied.contains(key), "{key}: applied, and the settings in use differ");
         }

@@ -47,7 +47,7 @@ fn relative_folders_are_relative_to_the_current_folder() {
     assert_eq!(config.admin.token_file, current.join("st/token"));
     assert_eq!(config.kubelet.device_plugins_dir, current.join("k/device-plugins"));
     assert_eq!(config.kubelet.root_dir, current.join("k"));
-    assert_eq!(merged("tokenFile: t").unwrap().token_file, current.join("t"));
+    assert_eq!(merged("tokenFile: t").unwrap().admin.token_file, current.join("t"));
 }
 
 #[test]

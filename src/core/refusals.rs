@@ -12,7 +12,7 @@ use tokio::sync::Notify;
 /// Most refusals in a minute that are reported one by one; a controller that recreates a refused pod makes many. The
 /// next event says how many were left out, so that 20 a minute are all that a flood adds to the events.
 pub const REFUSALS_PER_MINUTE_MAX: u32 = 20;
-/// Most refusals that wait for the reader: it reads every 50 ms.
+/// Most refusals that wait for the reader: it reads every 50 ms, unless a subscriber delays it.
 const WAITING_MAX: usize = 64;
 /// Most pods that are named as those that a request may be for.
 const PODS_NAMED_MAX: usize = 3;
@@ -30,7 +30,7 @@ pub struct RefusedRequest {
 
 /// The refused requests that were not read yet.
 #[derive(Debug, Default)]
-pub struct Refusals {
+pub(crate) struct Refusals {
     inner: Mutex<Inner>,
     added: Notify,
 }

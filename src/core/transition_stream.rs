@@ -33,6 +33,8 @@ pub struct Batch {
     pub transitions: Vec<Transition>,
     /// The transitions of the active policies.
     pub policies: Vec<PolicyTransition>,
+    /// The status of each active policy after them.
+    pub statuses: Arc<PolicyStatuses>,
     /// The refused requests of the kubelet.
     pub refused: Vec<RefusedRequest>,
 }
@@ -49,7 +51,7 @@ pub struct TransitionStream {
 }
 
 impl TransitionStream {
-    /// A stream whose first batch has the changes since `ledger`, which may be of an earlier process.
+    /// A stream that begins at `ledger`, which may be that of an earlier process.
     #[must_use]
     pub fn since(ledger: Snapshot) -> Self {
         Self { transitions: Transitions::since(ledger), statuses: Arc::default(), subscribers: Vec::new() }
@@ -62,7 +64,7 @@ impl TransitionStream {
         batches
     }
 
-    /// Sends the batches until the kernel ends. It is the only reader of the kernel's refused requests.
+    /// Sends the batches until the kernel ends, or no subscriber is left. It is the only reader of the kernel's refused requests.
     pub fn run(mut self, kernel: &KernelHandle) -> impl Future<Output = ()> + use<> {
         let (mut snapshots, mut statuses) = (kernel.watch(), kernel.watch_policy_statuses());
         let (refusals, clock) = (Arc::clone(&kernel.refusals), Arc::clone(&kernel.clock));
@@ -85,6 +87,9 @@ impl TransitionStream {
                 let statuses = statuses.borrow_and_update().clone();
                 let batch = self.step(ledger, statuses, refused, clock.now());
                 self.send(&Arc::new(batch)).await;
+                if self.subscribers.is_empty() {
+                    return;
+                }
                 tokio::time::sleep(COMPARE_PAUSE).await;
             }
         }
@@ -99,8 +104,8 @@ impl TransitionStream {
     ) -> Batch {
         let transitions = self.transitions.step(Arc::clone(&ledger));
         let policies = policy_transitions(&self.statuses, &statuses);
-        self.statuses = statuses;
-        Batch { at, ledger, transitions, policies, refused }
+        self.statuses = Arc::clone(&statuses);
+        Batch { at, ledger, transitions, policies, statuses, refused }
     }
 
     async fn send(&mut self, batch: &Arc<Batch>) {

@@ -141,7 +141,7 @@ impl Server {
         self.admin.local_addr().map_err(AdminError::Threads)
     }
 
-    /// Serves requests, on threads of its own. The future of `application` runs from before the first response until
+    /// Serves requests, on threads of its own. The future that `application` returns runs from before the first response until
     /// the listeners stop.
     ///
     /// # Errors

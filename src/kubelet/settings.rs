@@ -27,7 +27,7 @@ pub struct Settings {
     pub edits: CurrentEdits,
     /// When reconcile passes run.
     pub reconcile: ReconcileTiming,
-    /// All other waits.
+    /// All other timeouts and intervals.
     pub timeouts: Timeouts,
 }
 

@@ -1,6 +1,6 @@
 //! How GPUs are passed to containers: checks the node, decides, and keeps Berth's own CDI specification.
 //!
-//! The decision itself is [`berth_kubelet::resolve`]; this module collects what it needs. `berth node check` and the
+//! The decision itself is [`berth_kubelet::resolve`]; this crate collects what it needs. `berth node check` and the
 //! daemon use it alike, except that only the daemon writes.
 
 mod own_spec;
@@ -8,7 +8,7 @@ mod runtime;
 mod settled;
 mod task;
 
-pub use task::{StrategySettings, StrategyTask};
+pub use task::{OnChange, StrategySettings, StrategyTask};
 
 use berth_config::{CdiGenerate, Config, GpuSource};
 use berth_gpus::cdi::{Driver, FileState, NamedDevices, OWN_FILE, OWN_KIND, file_states, named_devices};

@@ -28,7 +28,7 @@ impl Running {
     /// # Errors
     /// As for [`Starting::open`] and [`Starting::bring_up`].
     pub async fn start(config: Config, options: Options) -> anyhow::Result<Self> {
-        Starting::open(config, options).await?.brought_up().await
+        Box::pin(Starting::open(config, options)).await?.brought_up().await
     }
 
     /// The handle of the kernel.
@@ -43,12 +43,12 @@ impl Running {
         self.base.admin_address
     }
 
-    /// Stops the parts in the reverse order of their start. Returns after [`Options::stop_max`] at the latest,
+    /// Stops tasks, GPUs and cluster, then device plugin and API together, then the ledger. Returns after [`Options::stop_max`] at the latest,
     /// whatever is left.
     pub async fn stop(self) {
         let Parts { admin, gpus, strategy: _, cluster, kubelet } = self.parts;
-        drop((gpus, cluster));
         let fronts = async {
+            drop((gpus, cluster));
             let admin = tokio::task::spawn_blocking(move || admin.stop());
             let _ = tokio::join!(kubelet.stop(), admin);
         };

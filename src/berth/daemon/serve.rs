@@ -132,7 +132,7 @@ async fn run_until_signal(config: Config, options: Options) -> anyhow::Result<St
         reason
     };
     let mut ended = std::pin::pin!(ended);
-    let mut running = match starting.bring_up(&mut ended).await? {
+    let mut running = match Box::pin(starting.bring_up(&mut ended)).await? {
         ControlFlow::Continue(running) => running,
         ControlFlow::Break(reason) => return Ok(reason),
     };

@@ -46,8 +46,8 @@ pub struct Starting {
     api: StartingApi,
     /// The search for GPUs, one task.
     finding: JoinSet<Found>,
-    /// For the tasks of the API server.
-    batches: Batches,
+    /// It collects transitions, and connects to the API server later.
+    cluster: berth_cluster::Running,
     /// The ledger as the last process stored it.
     stored: Snapshot,
 }
@@ -80,9 +80,9 @@ impl Starting {
         wasm.tidy(|digest| stored.policies.contains_key(digest));
         let core = berth_core::start(keeper, &wasm, clock, config.baseline(), open_journal(&config))
             .context("cannot start the keeper")?;
-        // Its first batch has what changed while no daemon ran.
+        // It begins at the stored ledger, so that the batch of the first scan has what changed while no daemon ran.
         let mut stream = TransitionStream::since(Arc::clone(&stored));
-        let (logged, batches) = (stream.subscribe(), stream.subscribe());
+        let (logged, published) = (stream.subscribe(), stream.subscribe());
         let (handles, token_file) = (core.core.clone(), &config.admin.token_file);
         let api = StartingApi::new(admin, handles, stream.subscribe(), Arc::clone(&progress), token_file)?;
         let mut base = Base {
@@ -97,13 +97,15 @@ impl Starting {
             tasks: JoinSet::new(),
         };
         base.tasks.spawn(transition_log::run(base.kernel().clone(), logged));
-        // It ends with the kernel: the event streams of the admin API name the stop as their end, not that of a task.
+        // Not one of `tasks`: if it ended with them, the event streams would say that the ledger has ended, not that
+        // the daemon stops.
         tokio::spawn(stream.run(base.kernel()));
         base.show_loaded(&[]);
         base.tasks.spawn(progress::run_heartbeat(Arc::clone(base.kernel().counters())));
+        let cluster = base.start_cluster(published);
         base.load_policies().await?;
         base.resolve_file_stack()?;
-        Ok(Self { base, api, finding, batches, stored })
+        Ok(Self { base, api, finding, cluster, stored })
     }
 
     /// The handle of the kernel.
@@ -132,7 +134,7 @@ impl Starting {
     }
 
     /// Finds the GPUs, adopts the allocations of running pods, activates the stack and registers. Logs the reasons of
-    /// waits. Stops the daemon, and returns what `interrupted` returned, if that is complete earlier.
+    /// waits. If `interrupted` completes first, stops the daemon and returns its result.
     ///
     /// # Errors
     /// If the configuration's stack cannot be used, or a thread cannot be started. The daemon is stopped then.
@@ -140,11 +142,14 @@ impl Starting {
         self,
         interrupted: impl Future<Output = T>,
     ) -> anyhow::Result<ControlFlow<T, Running>> {
-        let Self { mut base, api, finding, batches, stored } = self;
+        let Self { mut base, api, finding, cluster, stored } = self;
         let interruption = tokio::select! {
-            started = base.start_parts(api, finding, batches, &stored) => match started {
+            started = base.start_parts(api, finding, cluster, &stored) => match started {
                 Ok(parts) => return Ok(ControlFlow::Continue(Running { base, parts })),
-                Err(error) => Err(error),
+                Err(error) => {
+                    tracing::info!("stopping");
+                    Err(error)
+                }
             },
             interruption = interrupted => Ok(ControlFlow::Break(interruption)),
         };
@@ -154,8 +159,8 @@ impl Starting {
 
     /// Stops the daemon, which was not brought up.
     pub async fn stop(self) {
-        let Self { base, api, finding, .. } = self;
-        drop((api, finding));
+        let Self { base, api, finding, cluster, .. } = self;
+        drop((api, finding, cluster));
         base.stop(std::future::ready(())).await;
     }
 
@@ -164,7 +169,7 @@ impl Starting {
     /// # Errors
     /// As [`Self::bring_up`].
     pub async fn brought_up(self) -> anyhow::Result<Running> {
-        match self.bring_up(std::future::pending::<Infallible>()).await? {
+        match Box::pin(self.bring_up(std::future::pending::<Infallible>())).await? {
             ControlFlow::Continue(running) => Ok(running),
             ControlFlow::Break(never) => match never {},
         }
@@ -175,7 +180,6 @@ impl Starting {
 struct Registered {
     gpus: GpuWatch,
     strategy: StrategySettings,
-    cluster: berth_cluster::Running,
     kubelet: berth_kubelet::Running,
 }
 
@@ -195,12 +199,12 @@ impl Base {
         &mut self,
         api: StartingApi,
         finding: JoinSet<Found>,
-        batches: Batches,
+        cluster: berth_cluster::Running,
         stored: &Snapshot,
     ) -> anyhow::Result<Parts> {
         let start_now = Arc::clone(&api.start_now);
         let register = async {
-            let registered = self.register(finding, batches, stored).await?;
+            let registered = self.register(finding, &cluster, stored).await?;
             let mut registrations = registered.kubelet.registrations();
             let is_registered = registrations
                 .wait_for(|all| all.values().any(|state| *state == berth_kubelet::Registration::Registered));
@@ -212,25 +216,26 @@ impl Base {
         };
         let (registered, admin) = tokio::try_join!(Box::pin(register), api.started())?;
         self.tasks.spawn(memory::trim_periodically());
-        let Registered { gpus, strategy, cluster, kubelet } = registered;
+        let Registered { gpus, strategy, kubelet } = registered;
         Ok(Parts { admin, gpus, strategy, cluster, kubelet })
     }
 
     async fn register(
         &mut self,
         mut finding: JoinSet<Found>,
-        batches: Batches,
+        cluster: &berth_cluster::Running,
         stored: &Snapshot,
     ) -> anyhow::Result<Registered> {
-        // The API server is told after the GPUs were scanned, since a node that starts has not lost its GPUs.
-        let (scanner, cluster) = match tokio::time::timeout(GPUS_WAIT_MAX, finding.join_next()).await {
-            Ok(found) => (self.record_found(found, stored).await?, self.start_cluster(batches)),
+        let found = match tokio::time::timeout(GPUS_WAIT_MAX, finding.join_next()).await {
+            Ok(found) => found,
             Err(_) => {
                 // A node without GPUs is reported, too. The search goes on: a GPU may take a minute to start.
-                let cluster = self.start_cluster(batches);
-                (self.record_found(finding.join_next().await, stored).await?, cluster)
+                cluster.connect();
+                finding.join_next().await
             }
         };
+        let scanner = self.record_found(found, stored).await?;
+        cluster.connect();
         self.core.core.driver.set_scanner(scanner.clone());
         let gpus = GpuWatch::start(&scanner, self.kernel(), self.config.health.scan_interval)
             .context("cannot start the GPU threads")?;
@@ -262,7 +267,7 @@ impl Base {
         self.progress.set_registrations(kubelet.registrations());
         self.start_labels();
         self.tasks.spawn(task.run());
-        Ok(Registered { gpus, strategy, cluster, kubelet })
+        Ok(Registered { gpus, strategy, kubelet })
     }
 
     /// Records what the search for GPUs has found.

@@ -29,7 +29,7 @@ fn access_settings_are_read_from_the_file() {
         (RateLimits::default().reads_per_second, 5)
     );
     assert!(kubernetes.unwrap().audiences.is_empty());
-    let none = merged("").unwrap().admin;
+    let none = merged("").unwrap().admin.access;
     assert!(none.tokens.is_empty() && none.tls.is_none() && none.socket.is_none());
     assert!(none.kubernetes.is_none(), "off unless it is configured");
 }

@@ -313,7 +313,7 @@ fn unused_flags_of_nvidias_are_reported_and_needed_ones_are_refused() {
         cdi_feature_flags: vec!["a".into(), "b".into()],
         ..NvidiaArgs::default()
     });
-    let notices = config.unwrap().notices;
+    let notices = config.unwrap().loaded.notices;
     for name in ["KUBELET_SOCKET", "IMEX_CHANNEL_IDS=\"0\"", "MPS_ROOT", "CDI_FEATURE_FLAGS=\"a,b\""] {
         assert!(
             notices.iter().any(|line| line.starts_with(&format!("set, not used: {name}"))),
@@ -331,14 +331,14 @@ fn unused_flags_of_nvidias_are_reported_and_needed_ones_are_refused() {
     assert_eq!(config.kubelet.device_plugins_dir.to_str(), Some("/k/device-plugins"));
     assert_eq!(config.loaded.notices.len(), 0);
     let empty = load(NvidiaArgs { kubelet_socket: Some("".into()), ..NvidiaArgs::default() }).unwrap();
-    assert_eq!(empty.notices, [""; 0]);
+    assert_eq!(empty.loaded.notices, [""; 0]);
 
     // Berth's own flags are set, too.
     let nvidia = NvidiaArgs { config_file: Some("/n.yaml".into()), ..by_socket() };
     let notices = |config: &str, kubelet: &str| {
         let (config, kubelet_dir) = (Some(config.into()), Some(kubelet.into()));
         let args = ServeArgs { config, kubelet_dir, ..with(nvidia.clone()) };
-        Config::merge(&args, FileConfig::default()).unwrap().notices
+        Config::merge(&args, FileConfig::default()).unwrap().loaded.notices
     };
     assert_eq!(notices("/n.yaml", "/k"), [""; 0]);
     let notices = notices("/c.yaml", "/j");

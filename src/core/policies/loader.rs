@@ -32,10 +32,10 @@ pub struct PolicyLoader {
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
     /// The versions cannot be recorded.
-    #[error("the versions of the policies cannot be recorded: {0}")]
+    #[error(transparent)]
     NotRecorded(#[from] CommandError),
     /// The thread that loads them failed.
-    #[error("loading the policies: {0}")]
+    #[error("loading the policies")]
     Thread(#[from] JoinError),
 }
 

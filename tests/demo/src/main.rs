@@ -19,7 +19,7 @@ mod table;
 mod workload;
 
 use anyhow::Context;
-use berth::daemon::{Options, Running};
+use berth::daemon::{Options, Running, Starting};
 use berth_config::{Config, FileConfig, ServeArgs};
 use berth_gpus::sim::SimGpus;
 use clap::Parser;
@@ -153,9 +153,10 @@ async fn start(args: &Args) -> anyhow::Result<Node> {
     )?;
     let token_file = config.admin.token_file.clone();
     let gpus = Arc::new(SimGpus::open("8xh100")?);
-    let daemon = Running::start(config, Options { gpus: Some(gpus.clone()), ..Options::default() })
+    let starting = Starting::open(config, Options { gpus: Some(gpus.clone()), ..Options::default() })
         .await
         .context("if the port is taken, choose another one with --admin-listen 127.0.0.1:0")?;
+    let daemon = starting.brought_up().await?;
     let api = Api::of_file(daemon.admin_address(), token_file.clone());
     let screen = Screen::new(args.once);
     let node = Node { daemon, kubelet, api, screen, gpus, token_file, _folder: folder };

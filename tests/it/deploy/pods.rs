@@ -212,7 +212,7 @@ fn only_probes_and_scrapers_reach_the_health_port() {
 fn the_admin_api_is_on_the_network_over_tls_alone() {
     const OPEN: &str = "deploy/manifests/admin-tls.yaml";
     let [plain, open] = [MANIFESTS[0], OPEN].map(|path| Deployed::of(path).remove(0));
-    assert!(plain.config().admin.tls.is_none() && plain.config().admin.socket.is_none());
+    assert!(plain.config().admin.access.tls.is_none() && plain.config().admin.access.socket.is_none());
     let config = open.config();
     let (tls, socket) =
         (config.admin.access.tls.as_ref().unwrap(), config.admin.access.socket.as_ref().unwrap());
@@ -261,7 +261,7 @@ fn the_admin_api_is_on_the_network_over_tls_alone() {
 #[test]
 fn nodes_are_labelled_only_if_configured() {
     for deployed in Deployed::all() {
-        assert!(!deployed.config().labels.is_enabled());
+        assert!(!deployed.config().cluster.labels.is_enabled());
         assert!(!deployed.pod().to_string().contains("features.d"));
     }
 }

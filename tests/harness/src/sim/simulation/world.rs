@@ -280,7 +280,7 @@ impl World {
         self.around.disk.set_crash(None);
     }
 
-    /// A daemon that is down starts, as `daemon::build` and `bring_up` do.
+    /// A daemon that is down starts, as `Starting::open` and `bring_up` do.
     pub(crate) fn start(&mut self) {
         if self.daemon.is_some() {
             return;

@@ -54,11 +54,11 @@ pub struct Options {
     /// The timeouts and intervals of the kubelet front end.
     pub timeouts: berth_kubelet::Timeouts,
     /// Interval of the attempts to make the active stack callable, if it is not at the start.
-    pub stack_again: Duration,
+    pub stack_retry_interval: Duration,
     /// The GPUs, instead of those of the configuration.
     pub gpus: Option<Arc<dyn Gpus>>,
-    /// The longest time of a stop; then [`Running::stop`] returns before its remaining steps are done. If the process
-    /// does not exit, the state folder stays in use until they are.
+    /// The longest time of a stop. After it, [`Running::stop`] returns even if steps remain. In a process that does not
+    /// exit, the state folder stays in use until these steps are done.
     pub stop_max: Duration,
 }
 
@@ -67,14 +67,14 @@ impl Default for Options {
         Self {
             compiler: berth_wasm::default_compiler(),
             timeouts: berth_kubelet::Timeouts::default(),
-            stack_again: STACK_RETRY_INTERVAL,
+            stack_retry_interval: STACK_RETRY_INTERVAL,
             gpus: None,
             stop_max: STOP_MAX,
         }
     }
 }
 
-/// What the daemon has from its first step to its last.
+/// The parts of the daemon that exist from its opening to the end of its stop.
 struct Base {
     config: Config,
     options: Options,

@@ -41,8 +41,8 @@ const MINUTE: Duration = Duration::from_secs(60);
 const FAULT_EVENT_INTERVAL: Duration = MINUTE;
 
 /// Queues the events of each batch; never returns. It runs from the start of the daemon, so that changes before the
-/// first connection to the API server are published later; so are changes while no daemon ran, which the batch of the
-/// first scan has.
+/// first connection to the API server are published later. The batch of the first scan contains the changes that
+/// happened while no daemon ran.
 pub(super) async fn collect(batches: &mut Batches, out: Sender<PendingEvent>) {
     let mut collector = Collector::new(Instant::now());
     loop {
@@ -112,7 +112,10 @@ impl Collector {
 
     fn log_dropped(&mut self, now: Instant) {
         if let Some(dropped) = self.allowance.take_dropped(now) {
-            tracing::warn!(dropped, "events were dropped: too many for the API server");
+            tracing::warn!(
+                dropped,
+                "events were dropped: there were more than the limit of a minute, or the API server did not accept them in time"
+            );
         }
     }
 }
@@ -234,8 +237,8 @@ pub(super) async fn publish(settings: &Settings, client: Client, events: &mut Re
 struct Publisher {
     client: Client,
     node: String,
-    /// The recent events. The library distinguishes events by everything but their note, which is where ours name the
-    /// GPU: so each has a recorder of its own, which counts its repetitions.
+    /// The recent events, each with its own recorder, which counts its repetitions. One recorder is not enough: the
+    /// library ignores the note when it compares events, and only the note names the GPU.
     recent: VecDeque<(PendingEvent, Recorder)>,
 }
 

@@ -17,7 +17,7 @@ const DEBOUNCE: Duration = Duration::from_secs(1);
 /// Interval of checks whether the file still exists, and whether there is another writer.
 const CHECK_INTERVAL: Duration = Duration::from_secs(60);
 /// The file in which the machine reports its product name.
-const MACHINE: &str = "/sys/class/dmi/id/product_name";
+const PRODUCT_NAME_FILE: &str = "/sys/class/dmi/id/product_name";
 
 /// How the node is labelled. Off by default.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -63,7 +63,7 @@ impl LabelChannels {
             settings,
             labels: watch::Sender::new(None),
             node_state: watch::Sender::new(waiting),
-            other_writer: watch::Sender::new(OtherWriter::Unasked),
+            other_writer: watch::Sender::new(OtherWriter::Unknown),
             sharing: watch::Sender::default(),
         }
     }
@@ -105,7 +105,7 @@ impl LabelChannels {
             return None;
         }
         let facts = Facts {
-            machine: fs::read_to_string(MACHINE).ok().map(|name| name.trim().to_owned()),
+            machine: fs::read_to_string(PRODUCT_NAME_FILE).ok().map(|name| name.trim().to_owned()),
             ..Facts::default()
         };
         if settings.node && !has_api_server {
@@ -216,7 +216,7 @@ fn update_file(path: &Path, labels: &Labels, on_node: &OtherWriter) -> Result<()
         (_, Some(other)) => format!("in {}", other.display()),
         (OtherWriter::Present, None) => "on the node object".into(),
         // The existing content stays.
-        (OtherWriter::Unasked, None) => {
+        (OtherWriter::Unknown, None) => {
             return Err(
                 "it is not known yet whether another writer labels the node: not connected to the API server"
                     .into(),
@@ -232,7 +232,7 @@ fn update_file(path: &Path, labels: &Labels, on_node: &OtherWriter) -> Result<()
     };
     let not_removed = file::remove(path).err().map(|error| format!(" ({shown} cannot be removed: {error})"));
     Err(format!(
-        "another writer's {OTHER_WRITER} is {other}: remove GPU feature discovery from the node, or remove `labels.nfdFile`{}",
+        "another program writes the labels: its label {OTHER_WRITER} is {other}; remove GPU feature discovery from the node, or remove `labels.nfdFile`{}",
         not_removed.unwrap_or_default()
     ))
 }

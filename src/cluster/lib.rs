@@ -51,15 +51,16 @@ impl Running {
         self.link.clone()
     }
 
-    /// Connects to the API server, if that is used. Called once the GPUs are known, since a node that starts has not
-    /// lost them; before, transitions are only collected.
-    pub fn connect(&self) {
+    /// Allows the tasks to connect to the API server, if one is configured. The daemon calls this after the first scan,
+    /// or after 30 s without one: before the first scan, the node condition would report every stored GPU as vanished.
+    /// Until then the tasks only collect transitions.
+    pub fn allow_connection(&self) {
         self.connect.send_replace(true);
     }
 }
 
 /// Starts the tasks and returns at once. The transitions of `batches` are published as events. No connection is made
-/// before [`Running::connect`].
+/// before [`Running::allow_connection`].
 #[must_use]
 pub fn start(settings: Settings, kernel: KernelHandle, mut batches: Batches) -> Running {
     let (mut tasks, (connect, may_connect)) = (JoinSet::new(), watch::channel(false));

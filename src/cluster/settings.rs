@@ -109,8 +109,8 @@ pub enum NodeLabelState {
 /// Whether another writer's label is on the node object, as of the last check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OtherWriter {
-    /// The API server was not asked yet.
-    Unasked,
+    /// The node object has not been read yet.
+    Unknown,
     /// It is absent, or no check succeeded.
     Absent,
     /// It is present.

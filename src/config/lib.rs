@@ -1,4 +1,5 @@
-//! The settings: one struct, read once, from flags, environment, file and defaults, in this order of precedence.
+//! The settings of the daemon: one struct, merged from flags, environment, file and defaults, in this order of
+//! precedence.
 
 mod admin;
 mod args;

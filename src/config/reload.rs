@@ -33,9 +33,10 @@ pub struct Origin {
     file: PathBuf,
     /// The file with the keys that `file` lacks.
     base: Option<PathBuf>,
-    /// As of just before they were read.
+    /// The versions of the files just before they were read.
     versions: Versions,
-    /// The values that are in use, by their keys in the file. A value that needs a restart is that of the start.
+    /// The values that are in use, by their keys in the file. For a key that needs a restart, this is the value at the
+    /// start.
     values: BTreeMap<String, String>,
 }
 
@@ -81,7 +82,8 @@ impl Origin {
         files.cloned().chain(targets).filter_map(folder).collect()
     }
 
-    /// Reads the files. Returns the settings without the invalid ones, unless too little remains, and all errors.
+    /// Reads the files. Returns all errors, and the settings without the invalid ones: `None` if these cannot be merged
+    /// even so.
     ///
     /// # Errors
     /// If a file cannot be read, or is not YAML.
@@ -118,7 +120,8 @@ pub enum Effect {
     Applied,
     /// With the next start; the previous value stays in use until then.
     AfterRestart,
-    /// Never: a flag or a variable sets it, or, for the stack, one that was activated through the API is in use.
+    /// It never takes effect: a flag or an environment variable sets it, or it belongs to the file's stack while a
+    /// stack that was activated through the API is in use.
     Overridden,
 }
 
@@ -166,8 +169,8 @@ impl NeedsRestart {
 }
 
 impl Config {
-    /// Reads the files of these settings again, with the same flags. Returns the settings without the invalid ones,
-    /// unless too little remains, and all errors.
+    /// Reads the files of these settings again, with the same flags. Returns all errors, and the settings without the
+    /// invalid ones: `None` if these cannot be merged even so.
     ///
     /// # Errors
     /// If a file cannot be read, or is not YAML.
@@ -199,9 +202,9 @@ impl Config {
         Reloaded { config: Self { loaded: Loaded { origin, ..config.loaded }, ..config }, changes }
     }
 
-    /// The keys of settings that a reload does not change and that have another value in `new`. Patterns without `..`,
-    /// so that a new setting does not compile until it is decided here, and in [`Self::reloaded`], what a reload does
-    /// with it.
+    /// The keys of the settings that a reload does not change and whose value in `new` differs. The patterns have no
+    /// `..`, so that a new setting does not compile until it is decided here what a reload does with it;
+    /// [`Self::reloaded`] then does that, and the daemon hands what is applied to its parts.
     fn needs_restart(&self, new: &Self) -> NeedsRestart {
         let Self {
             node,
@@ -257,7 +260,8 @@ impl Config {
         needs
     }
 
-    /// What differs between the values in use and those of the file, and the file with the values that are in use now.
+    /// The changes from the values in use to the values of the file, and the new [`Origin`], whose values are those in
+    /// use from now on.
     fn changes(
         &self,
         needs_restart: &NeedsRestart,
@@ -372,13 +376,13 @@ mod tests {
     }
 
     #[test]
-    fn the_keys_of_a_section_are_told_apart() {
+    fn a_changed_key_does_not_report_other_keys_of_its_section() {
         let folder = tempfile::tempdir().unwrap();
         let args = ServeArgs { admin_listen: Some("127.0.0.1:1".into()), ..ServeArgs::default() };
         let running = load(folder.path(), "gpus: sim:1xt4\n", &args);
         let changed = "gpus: sim:1xt4\nadminListen: 127.0.0.1:2\nhealthListen: 127.0.0.1:3\n";
         let reloaded = running.reloaded(load(folder.path(), changed, &args));
-        assert_eq!(lines(&reloaded, Effect::Overridden), ["adminListen: 127.0.0.1:2 (new)"]);
+        assert_eq!(lines(&reloaded, Effect::Overridden), ["adminListen: (not shown) (new)"]);
         assert_eq!(lines(&reloaded, Effect::AfterRestart), ["healthListen: 127.0.0.1:3 (new)"]);
     }
 

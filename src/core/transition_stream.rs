@@ -1,8 +1,9 @@
 //! The stream of the node's transitions: they are computed once, and the log, the event streams of the admin API and
 //! Kubernetes events all report them.
 //!
-//! A subscriber loses nothing. While its queue is full the stream waits, and the next batch compares the newest ledger
-//! with that of the batch before; only what was undone meanwhile is in none.
+//! Each subscriber gets every batch. While a subscriber's queue is full, the stream waits, and so do the other
+//! subscribers, but not the keeper; the next batch then compares the newest ledger with the ledger of the previous
+//! batch. Only a change that was undone between these two ledgers is in no batch.
 
 use crate::KernelHandle;
 use crate::keeper::Snapshot;
@@ -16,8 +17,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
 
-/// Batches that wait for a subscriber, each with its ledger: those of more than 1.5 s, as they are at least
-/// [`COMPARE_PAUSE`] apart.
+/// Most batches in the queue of one subscriber. Each keeps its ledger in memory. Batches are at least [`COMPARE_PAUSE`]
+/// apart, so a full queue covers more than 1.5 s.
 const BATCHES_WAITING_MAX: usize = 32;
 /// The pause after each comparison of ledgers, so that a burst of Allocates is compared once.
 const COMPARE_PAUSE: Duration = Duration::from_millis(50);

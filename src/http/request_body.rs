@@ -53,7 +53,7 @@ impl RequestBody {
 /// Largest body that the HTTP library copies at once, bytes: what it buffers before it writes.
 const SMALL_BYTES_MAX: u64 = 32 * 1024;
 
-/// Whether a response's body has left its handler once it is made.
+/// Whether the HTTP library copies the whole body of a response at once.
 pub(crate) fn is_small(body: &BoxBody) -> bool {
     matches!(body.size(), BodySize::None | BodySize::Sized(..=SMALL_BYTES_MAX))
 }

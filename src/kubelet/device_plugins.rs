@@ -57,8 +57,8 @@ impl DevicePlugins {
         Self { settings, timing, kernel, folder, device_lists, reconciler, predecessor }
     }
 
-    /// Adopts the devices that pods hold already, for an empty store, before [`start`]. Returns the number
-    /// of the checkpoint's entries: 0 if there is no checkpoint.
+    /// Adopts the devices that pods hold already. Called before [`start`]. Returns the number of entries of the
+    /// checkpoint, or 0 without a checkpoint.
     ///
     /// [`start`]: Self::start
     ///

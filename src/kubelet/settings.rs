@@ -1,4 +1,4 @@
-//! Settings of this crate. The `config` module of `berth` reads the configuration file's part.
+//! Settings of this crate. The crate `berth-config` reads those that the configuration file has.
 
 use crate::edits::Edits;
 use std::path::PathBuf;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
 
-/// What a grant changes in its container; changes with what the node's container runtime can do.
+/// The edits that a grant makes to its container. They follow the abilities of the node's container runtime.
 pub type CurrentEdits = watch::Receiver<Arc<Edits>>;
 
 /// Edits that never change.
@@ -81,8 +81,8 @@ pub struct Timeouts {
     /// The longest wait after a refused dial of kubelet.sock. The first wait is a 32nd of it, since the
     /// kubelet listens microseconds after its bind; it doubles each time.
     pub connect_retry_max: Duration,
-    /// How long `connect_retry_max` applies after a change, then `connect_retry_later` does: the return of a kubelet
-    /// that is down for hours is noticed by its new socket, not by dials.
+    /// How long after a change of the folder `connect_retry_max` applies; afterwards `connect_retry_later` applies. If
+    /// a kubelet was down for hours, its new socket shows that it is back, so frequent dials are not needed.
     pub connect_fast_for: Duration,
     /// See `connect_fast_for`.
     pub connect_retry_later: Duration,
@@ -106,7 +106,8 @@ pub struct Timeouts {
     /// The wait between the connection's end and the next Register: the kubelet closes the
     /// connection before it notifies its device manager, and a Register in between gets a dead endpoint.
     pub settle: Duration,
-    /// As `settle`, after an earlier process that ended in order, from the last change of the plugins' folder on.
+    /// The same wait after an earlier process of the daemon that stopped in order. It begins at the last change of the
+    /// plugins' folder.
     pub settle_after_process: Duration,
     /// The loss of a stream sooner than this after Register is a quick loss.
     pub quick_loss: Duration,
@@ -135,7 +136,7 @@ pub struct Timeouts {
     pub gather: Duration,
     /// The folder is checked at this interval while events are unavailable.
     pub folder_check_interval: Duration,
-    /// The folder is checked at this interval even without events, which some file systems lose.
+    /// While events are available, the folder is still checked at this interval, since some file systems lose events.
     pub folder_recheck_interval: Duration,
     /// The first wait after the Pods API failed or was absent; doubles up to `pods_retry_max`.
     pub pods_retry: Duration,

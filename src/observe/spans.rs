@@ -152,7 +152,7 @@ pub fn device_list(resource: &dyn Display, devices: impl Iterator<Item = bool>) 
 /// A reconcile pass over the kubelet's reports of device holders.
 #[must_use]
 pub fn reconcile_pass() -> Span {
-    info_span!("round", berth.outcome = Empty)
+    info_span!("reconcile pass", berth.outcome = Empty)
 }
 
 /// One evaluation of the stack.

@@ -109,7 +109,7 @@ pub struct StrategyFinder {
     runtime_files: Vec<PathBuf>,
     /// What those files show.
     runtimes: Settled<Vec<Runtime>>,
-    /// The programs of runtimes that run here, asked where the API server shows no version.
+    /// The programs of the running container runtimes. They give the version if the API server does not show it.
     programs: Programs,
     folders: Vec<PathBuf>,
     generate: CdiGenerate,
@@ -234,8 +234,9 @@ impl StrategyFinder {
         Strategy { resolution, named_parts, missing_nodes, warnings }
     }
 
-    /// The parts that the specifications name which were just found or written. Where a configured strategy finds none
-    /// at all, their folder may be hidden from this process, and nothing is withheld.
+    /// The parts named by the specifications that were just found or written; `None` if the strategy does not use CDI.
+    /// It is also `None` if a configured strategy finds no name at all: the folder of the specifications may be hidden
+    /// from this process, and then no part is withheld.
     fn named_parts(&self, resolution: &Resolution, parts: &[&Part]) -> Option<BTreeSet<PartId>> {
         let Resolution::Works { strategies, cdi_kind, .. } = resolution else { return None };
         let is_cdi =
@@ -258,7 +259,8 @@ impl StrategyFinder {
         Some(parts.iter().filter(is_named).map(|part| part.id.clone()).collect())
     }
 
-    /// Device nodes are Berth's affair where it passes them itself, or names them in its own specification.
+    /// The missing device nodes, with the remedy. They are checked only if Berth passes device nodes itself, or names
+    /// them in its own specification.
     fn missing_nodes(&self, resolution: &Resolution, parts: &[&Part]) -> Option<String> {
         let Resolution::Works { strategies, cdi_kind, .. } = resolution else { return None };
         let edits = Edits { strategies: strategies.clone(), ..self.edits.clone() };
@@ -351,7 +353,7 @@ impl StrategyFinder {
             },
             (Some(name), Some(_)) => Err(match self.other_id_strategy(parts, &found) {
                 Some(keyword) => format!(
-                    "no CDI specification names {kind}={name}, but each GPU by its {keyword} (set \
+                    "no CDI specification names {kind}={name}; the specifications name each GPU by its {keyword} (set \
                      containerEdits.deviceIdStrategy: {keyword})"
                 ),
                 None => format!("no CDI specification names {kind}={name}"),

@@ -21,30 +21,30 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 
 /// Interval of checks of the node while GPUs cannot be passed to containers, or changes of files are no events.
-const LOOK_INTERVAL: Duration = Duration::from_secs(2);
+const CHECK_INTERVAL: Duration = Duration::from_secs(2);
 /// Interval of checks otherwise. Each check reads some folders and small files, and not all of them are watched: the
 /// driver has many files, and a mount is no event.
-const LOOK_INTERVAL_WORKING: Duration = Duration::from_secs(10);
-/// Changes of files within this time are looked at together.
-const GATHER: Duration = Duration::from_millis(100);
+const CHECK_INTERVAL_WORKING: Duration = Duration::from_secs(10);
+/// Changes of files within this time are handled together.
+const FILE_EVENTS_DEBOUNCE: Duration = Duration::from_millis(100);
 /// How long the start waits for the versions that the API server shows.
 const VERSIONS_WAIT_MAX: Duration = Duration::from_secs(5);
 /// Interval of reads of these versions, which change with an upgrade of the node; and after a failed read.
 const VERSIONS_INTERVAL: Duration = Duration::from_secs(600);
 const VERSIONS_RETRY: Duration = Duration::from_secs(60);
 /// Longest wait until grants follow other settings: the task first ends its present check, which may wait for a disk.
-const TAKEN_WAIT_MAX: Duration = Duration::from_secs(10);
+const APPLIED_WAIT_MAX: Duration = Duration::from_secs(10);
 
 /// Gives the task new settings and waits until grants follow them.
 pub struct StrategySettings {
-    newest: watch::Sender<Numbered>,
+    newest: watch::Sender<NumberedConfig>,
     /// The number of the settings that grants follow.
-    taken: watch::Receiver<u64>,
+    applied: watch::Receiver<u64>,
 }
 
 /// A configuration with its number, which grows by one with each configuration that is set.
 #[derive(Clone)]
-struct Numbered {
+struct NumberedConfig {
     number: u64,
     config: Config,
 }
@@ -54,9 +54,9 @@ impl StrategySettings {
     /// present check has ended.
     pub async fn set(&self, config: &Config) {
         let number = self.newest.borrow().number + 1;
-        self.newest.send_replace(Numbered { number, config: config.clone() });
-        let mut taken = self.taken.clone();
-        if timeout(TAKEN_WAIT_MAX, taken.wait_for(|taken| *taken >= number)).await.is_err() {
+        self.newest.send_replace(NumberedConfig { number, config: config.clone() });
+        let mut applied = self.applied.clone();
+        if timeout(APPLIED_WAIT_MAX, applied.wait_for(|applied| *applied >= number)).await.is_err() {
             tracing::warn!(
                 "the check of the node takes over 10 s: grants follow the new containerEdits once it has ended"
             );
@@ -66,8 +66,8 @@ impl StrategySettings {
 
 /// The task, before it starts.
 pub struct StrategyTask {
-    newest: watch::Receiver<Numbered>,
-    taken: watch::Sender<u64>,
+    newest: watch::Receiver<NumberedConfig>,
+    applied: watch::Sender<u64>,
     is_simulated: bool,
     finder: Arc<Mutex<StrategyFinder>>,
     is_auto: bool,
@@ -75,7 +75,7 @@ pub struct StrategyTask {
     current: watch::Sender<Arc<Edits>>,
     last: Option<(Strategy, DeviceAccess)>,
     /// Whether the next check is published even if it finds what the last one found, since the settings changed.
-    is_changed: bool,
+    must_publish: bool,
     versions: NodeVersions,
     versions_due: Instant,
     cluster: berth_cluster::Settings,
@@ -96,21 +96,21 @@ impl StrategyTask {
         on_change: OnChange,
         kernel: KernelHandle,
     ) -> (Self, StrategySettings) {
-        let newest = watch::Sender::new(Numbered { number: 0, config: config.clone() });
-        let taken = watch::Sender::new(0);
-        let settings = StrategySettings { newest, taken: taken.subscribe() };
+        let newest = watch::Sender::new(NumberedConfig { number: 0, config: config.clone() });
+        let applied = watch::Sender::new(0);
+        let settings = StrategySettings { newest, applied: applied.subscribe() };
         let finder = StrategyFinder::new(&config, Path::new("/"), is_simulated);
         let needs_versions = finder.needs_versions() && config.cluster.api_server != ApiServer::Off;
         let task = Self {
             newest: settings.newest.subscribe(),
-            taken,
+            applied,
             is_simulated,
             finder: Arc::new(Mutex::new(finder)),
             is_auto: config.containers.auto_strategy,
             configured: config.containers.edits.clone(),
             current: watch::Sender::new(Arc::new(config.containers.edits.clone())),
             last: None,
-            is_changed: false,
+            must_publish: false,
             versions: NodeVersions::default(),
             versions_due: Instant::now(),
             cluster: berth_cluster::Settings::new(config.cluster.api_server, config.node.name),
@@ -128,20 +128,20 @@ impl StrategyTask {
     }
 
     /// Checks the node once, before the first list is sent.
-    pub async fn look_first(&mut self) {
+    pub async fn check_first(&mut self) {
         if self.needs_versions && timeout(VERSIONS_WAIT_MAX, self.read_versions()).await.is_err() {
             tracing::warn!(
                 "the API server does not answer: the versions of the kubelet and of the container runtime are not known yet"
             );
         }
-        self.look().await;
+        self.check().await;
     }
 
     /// Runs until it is aborted.
     pub async fn run(mut self) {
         let mut snapshots = self.kernel.watch();
         let mut events = FolderEvents::new().inspect_err(log_no_events).ok();
-        let mut files_again = Instant::now();
+        let mut next_file_check = Instant::now();
         loop {
             let before = Arc::clone(&snapshots.borrow_and_update());
             if self.needs_versions && Instant::now() >= self.versions_due {
@@ -150,10 +150,10 @@ impl StrategyTask {
             }
             let folders = self.finder.lock().folders();
             let watched = events.as_mut().map(|events| events.watch(folders.iter().map(PathBuf::as_path)));
-            self.look().await;
+            self.check().await;
             let is_watched = matches!(watched, Some(Ok(())));
             let may_wait = is_watched && self.works() && !self.finder.lock().is_settling();
-            let interval = if may_wait { LOOK_INTERVAL_WORKING } else { LOOK_INTERVAL };
+            let interval = if may_wait { CHECK_INTERVAL_WORKING } else { CHECK_INTERVAL };
             let parts_changed = async {
                 // Most changes of the ledger do not concern the parts.
                 while snapshots.changed().await.is_ok() {
@@ -163,20 +163,20 @@ impl StrategyTask {
                 }
                 std::future::pending::<()>().await;
             };
-            let not_before = files_again;
+            let not_before = next_file_check;
             let files_changed = async {
                 match &mut events {
                     Some(events) => events.changed().await,
                     None => std::future::pending().await,
                 }
-                sleep_until(not_before.max(Instant::now() + GATHER)).await;
+                sleep_until(not_before.max(Instant::now() + FILE_EVENTS_DEBOUNCE)).await;
             };
             let mut newest = self.newest.clone();
             tokio::select! {
                 _ = timeout_at(next_beat(interval), parts_changed) => {}
-                // A draft of the specification that cannot be written, as on a full disk, is a change by the check
-                // itself.
-                () = files_changed => files_again = Instant::now() + LOOK_INTERVAL,
+                // If the specification cannot be written, as on a full disk, the check itself changes the folder with
+                // its draft. The pause keeps the check from starting itself again at once.
+                () = files_changed => next_file_check = Instant::now() + CHECK_INTERVAL,
                 Ok(()) = newest.changed() => self.reconfigure(),
             }
         }
@@ -191,17 +191,17 @@ impl StrategyTask {
 
     /// Takes the settings of the newest configuration.
     fn reconfigure(&mut self) {
-        let Numbered { number, config } = self.newest.borrow_and_update().clone();
+        let NumberedConfig { number, config } = self.newest.borrow_and_update().clone();
         *self.finder.lock() = StrategyFinder::new(&config, Path::new("/"), self.is_simulated);
         self.is_auto = config.containers.auto_strategy;
         self.configured = config.containers.edits;
-        // At once, with the last decision: the look that follows may take a while.
+        // The edits are published at once, with the last decision, since the check that follows may take a while.
         self.current.send_replace(match &self.last {
             Some((last, _)) => last.edits(&self.configured),
             None => Arc::new(self.configured.clone()),
         });
-        self.is_changed = true;
-        self.taken.send_replace(number);
+        self.must_publish = true;
+        self.applied.send_replace(number);
     }
 
     async fn read_versions(&mut self) {
@@ -217,21 +217,21 @@ impl StrategyTask {
     }
 
     /// Checks the node and publishes what changed.
-    async fn look(&mut self) {
+    async fn check(&mut self) {
         let (finder, ledger, versions) =
             (Arc::clone(&self.finder), self.kernel.snapshot(), self.versions.clone());
-        let look = move || {
+        let check = move || {
             let found = finder.lock().find(&ledger, &versions, Access::Write);
             let device_access = device_access(&found, &ledger);
             (found, device_access)
         };
-        let Ok((found, device_access)) = tokio::task::spawn_blocking(look).await else {
+        let Ok((found, device_access)) = tokio::task::spawn_blocking(check).await else {
             tracing::error!("the check of the container runtime and its CDI specifications panicked");
             return;
         };
         let is_known =
             self.last.as_ref().is_some_and(|(last, reported)| (last, reported) == (&found, &device_access));
-        if is_known && !self.is_changed {
+        if is_known && !self.must_publish {
             return;
         }
         self.log(&found);
@@ -247,7 +247,7 @@ impl StrategyTask {
             differs
         });
         match self.kernel.execute(Command::SetDeviceAccess(device_access.clone())).await {
-            Ok(_) => (self.last, self.is_changed) = (Some((found, device_access)), false),
+            Ok(_) => (self.last, self.must_publish) = (Some((found, device_access)), false),
             // Tried again with the next check.
             Err(error) => {
                 tracing::warn!("cannot record whether devices can be passed to containers: {error}");
@@ -294,8 +294,8 @@ fn device_access(found: &Strategy, ledger: &Ledger) -> DeviceAccess {
     DeviceAccess { no_strategy, missing_nodes: found.missing_nodes.as_deref().map(Into::into), named_parts }
 }
 
-/// Whether a part was added, removed or changed. What is held matters only then: the specification names a part that is
-/// gone as long as a container holds it.
+/// Whether a part was added, removed or changed. A change of what containers hold is ignored unless a part left: the
+/// specification keeps the name of a part that left as long as a container holds it.
 fn have_parts_changed(before: &Ledger, now: &Ledger) -> bool {
     before.parts.len() != now.parts.len()
         || before.parts.iter().zip(&now.parts).any(|((_, old), (_, new))| {

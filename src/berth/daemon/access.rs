@@ -47,7 +47,7 @@ pub(super) fn eviction_check(config: &Config) -> Option<berth_admin::EvictionChe
     let runtime = Handle::current();
     Some(Arc::new(move |pod: Arc<Pod>| {
         let (check, runtime) = (Arc::clone(&check), runtime.clone());
-        // On the daemon's runtime, as reviews are.
+        // The request runs on the daemon's runtime, for the reason given at [`ApiServerReviewer`].
         Box::pin(async move {
             let mut task = AbortOnDrop(runtime.spawn(async move { check.outcome(&pod).await }));
             (&mut task.0).await.unwrap_or_else(|error| EvictionOutcome::Failed(error.to_string()))

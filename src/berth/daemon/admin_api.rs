@@ -44,7 +44,9 @@ impl StartingApi {
             let _ = timeout(DELAY_MAX, delay.notified()).await;
             let facts = Arc::new(move || progress.facts());
             let run = move || server.run(core, facts, batches);
-            let running = tokio::task::spawn_blocking(run).await.context("starting the admin API")??;
+            let running = tokio::task::spawn_blocking(run)
+                .await
+                .context("the task that starts the admin API panicked")??;
             tracing::info!(
                 token_file = %token_file.display(),
                 "admin API: Swagger UI at {}/swagger-ui/", running.url
@@ -60,6 +62,6 @@ impl StartingApi {
     /// If the system refuses a thread or socket.
     pub(super) async fn started(mut self) -> anyhow::Result<Running> {
         let ended = self.starting.join_next().await.context("the admin API was not started")?;
-        ended.context("starting the admin API")?
+        ended.context("the task that starts the admin API panicked")?
     }
 }

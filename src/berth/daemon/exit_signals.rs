@@ -37,8 +37,8 @@ pub(super) fn let_daemon_handle_signals() {
     EXIT_AT_ONCE.store(false, Ordering::SeqCst);
 }
 
-/// The daemon has stopped, so a signal ends the process from now on, or the next program if it arrives while that is
-/// loaded. Returns whether a signal has arrived before, which the stopped daemon did not act on.
+/// Called after the daemon has stopped: from now on a signal ends the process. A signal that arrives while the next
+/// program is loaded ends that program. Returns whether a signal arrived earlier; the stopped daemon did not act on it.
 pub(super) fn exit_on_signals_again() -> bool {
     // A handler sets RECEIVED and then reads EXIT_AT_ONCE. This does the reverse, so that no signal is missed.
     EXIT_AT_ONCE.store(true, Ordering::SeqCst);

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 /// Time from the registration to the first trim: by then the first reconcile passes are over, and waiting pods have
 /// started.
-const START_TIME: Duration = Duration::from_secs(5);
+const FIRST_TRIM_DELAY: Duration = Duration::from_secs(5);
 
 /// Interval of checks whether memory has grown.
 const CHECK_INTERVAL: Duration = Duration::from_secs(10);
@@ -43,10 +43,10 @@ pub(super) fn configure_allocator() {
     }
 }
 
-/// Returns memory to the system: that of the start after [`START_TIME`], then that of many clients, uploads or long
-/// lists, whenever memory has grown.
+/// Returns freed memory to the system: once after the start, then whenever the resident memory has grown, as after many
+/// clients, uploads or long lists.
 pub(super) async fn trim_periodically() {
-    tokio::time::sleep(START_TIME).await;
+    tokio::time::sleep(FIRST_TRIM_DELAY).await;
     // Fails only while the daemon stops.
     let _ = tokio::task::spawn_blocking(trim_heaps).await;
     let mut schedule = TrimSchedule { smallest: resident_bytes(), wait: CHECK_INTERVAL };

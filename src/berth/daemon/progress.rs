@@ -76,7 +76,8 @@ impl Progress {
     }
 }
 
-/// The heartbeat of the runtime that answers the kubelet. Without it no worker is free for an Allocate either.
+/// Records the heartbeat of the runtime that answers the kubelet. If it stops, no worker is free to answer an Allocate
+/// either.
 pub(super) async fn run_heartbeat(counters: Arc<Counters>) {
     loop {
         drop(counters.front.begin());

@@ -1,9 +1,9 @@
 //! Follows the configuration file while the daemon runs. A changed file is checked as a whole, as a start would check
 //! it; then its settings are applied, or the file is refused and nothing changes.
 //!
-//! Changes in the file's folder are events, and its version is checked at times without one, too: that notices every
-//! kind of replacement, also on file systems without events. The kubelet itself updates a mounted ConfigMap only about
-//! once a minute, and SIGHUP has the file read at once.
+//! The daemon gets events of changes in the file's folder, and also compares the file's version at intervals, so that
+//! it notices every kind of replacement, even on file systems without events. The kubelet updates a mounted ConfigMap
+//! only about once a minute. After SIGHUP the daemon reads the file at once.
 
 use super::{Base, Running};
 use berth_api::{ConfigurationError, ConfigurationState, SettingEffect, SettingProblem, rfc3339};
@@ -56,9 +56,9 @@ struct Checked {
 /// Why a configuration was not applied.
 enum NotApplied {
     /// It cannot be used.
-    Wrong(Problems),
-    /// Another stack was activated meanwhile, for which it was not tried.
-    Moved,
+    Invalid(Problems),
+    /// The active stack changed after the test of this configuration, so the test is no longer valid.
+    StackChanged,
 }
 
 impl Running {
@@ -72,32 +72,32 @@ impl Running {
             }
         };
         let mut seen = origin.versions().clone();
-        // Of the last attempt, if it was refused.
-        let mut refused: Option<String> = None;
+        // The errors of the last attempt, if the file was refused.
+        let mut last_refusal: Option<String> = None;
         let mut events = FolderEvents::new()
             .inspect_err(
                 |error| tracing::warn!(%error, "cannot watch the configuration file; it is compared at intervals instead"),
             )
             .ok();
         loop {
-            let retry_at = refused.as_ref().map(|_| Instant::now() + RETRY_INTERVAL);
+            let retry_at = last_refusal.as_ref().map(|_| Instant::now() + RETRY_INTERVAL);
             let trigger = wait(&origin, &mut seen, &mut hangup, retry_at, &mut events).await;
             let file = origin.file().display();
             match self.reload().await {
                 Ok(changes) => {
-                    if trigger != Trigger::Retry || !changes.is_empty() || refused.is_some() {
+                    if trigger != Trigger::Retry || !changes.is_empty() || last_refusal.is_some() {
                         self.log_changes(&changes);
                     }
-                    refused = None;
+                    last_refusal = None;
                 }
                 Err(problems) => {
                     let text = one_line(&problems);
-                    if trigger != Trigger::Retry || refused.as_ref() != Some(&text) {
+                    if trigger != Trigger::Retry || last_refusal.as_ref() != Some(&text) {
                         tracing::error!(
                             "the configuration {file} is refused, and the previous settings stay in use: {text}"
                         );
                     }
-                    refused = Some(text);
+                    last_refusal = Some(text);
                     self.show_refused(&problems);
                 }
             }
@@ -112,7 +112,7 @@ impl Running {
         let (running, node) = (self.base.config.clone(), self.base.kernel().snapshot());
         let check = move || check(&running, &node);
         let Checked { reloaded: Reloaded { config, mut changes }, file_stack } =
-            tokio::task::spawn_blocking(check).await.map_err(|error| of_file(error.to_string()))??;
+            tokio::task::spawn_blocking(check).await.map_err(|error| file_error(error.to_string()))??;
         let mut attempts_left = ATTEMPTS_MAX;
         let active = loop {
             attempts_left -= 1;
@@ -120,12 +120,12 @@ impl Running {
             match self.apply_to_core(&config, &file_stack, &active).await {
                 Ok(()) => break active,
                 // Another stack was activated, or the API's was reset, while this file was tried.
-                Err(NotApplied::Moved) if attempts_left > 0 => {}
-                Err(NotApplied::Moved) => {
+                Err(NotApplied::StackChanged) if attempts_left > 0 => {}
+                Err(NotApplied::StackChanged) => {
                     let what = "other stacks are activated at the same time; it is read again soon";
-                    return Err(of_key(&config, "stack", what));
+                    return Err(key_error(&config, "stack", what));
                 }
-                Err(NotApplied::Wrong(problems)) => return Err(problems),
+                Err(NotApplied::Invalid(problems)) => return Err(problems),
             }
         };
         if active.stack.from_api {
@@ -157,8 +157,8 @@ impl Running {
         Ok(changes)
     }
 
-    /// Tries the file's stack on the node by the new settings, in a runtime of its own. While a stack of the API is
-    /// active, the file's is not in use, and is tried when that one is reset.
+    /// Tests the file's stack on the node with the new settings, in a separate policy runtime. While a stack of the API
+    /// is active, the file's stack is not in use; it is tested when the API's stack is reset.
     async fn try_stack(
         &self,
         config: &Config,
@@ -171,7 +171,7 @@ impl Running {
         let entries = &file_stack.entries;
         // Compiled by the daemon's own runtime, which then keeps the policies for the activation.
         let prepared = self.base.policies().prepare(entries.iter().map(|entry| &entry.digest)).await;
-        let prepared = prepared.map_err(|error| of_key(config, "stack", &error.to_string()))?;
+        let prepared = prepared.map_err(|error| key_error(config, "stack", &error.to_string()))?;
         let settings = berth_wasm::Settings {
             compiler: self.base.options.compiler.clone(),
             ..policy_settings(config, config.node.state_dir.clone())
@@ -183,10 +183,10 @@ impl Running {
             match test_stack(&config, entries, &node, now, settings) {
                 Ok(problems) if problems.is_empty() => Ok(()),
                 Ok(problems) => Err(problems),
-                Err(error) => Err(of_key(&config, "stack", &format!("{error:#}"))),
+                Err(error) => Err(key_error(&config, "stack", &format!("{error:#}"))),
             }
         };
-        tokio::task::spawn_blocking(test).await.map_err(|error| of_file(error.to_string()))?
+        tokio::task::spawn_blocking(test).await.map_err(|error| file_error(error.to_string()))?
     }
 
     fn is_core_unchanged(&self, config: &Config, file_stack: &FileStack, active: &Snapshot) -> bool {
@@ -209,10 +209,10 @@ impl Running {
             return Ok(());
         }
         if let Some(error) = file_stack.error.as_ref().filter(|_| !active.stack.from_api) {
-            // It was reset meanwhile, and this file has no stack to take its place.
-            return Err(NotApplied::Wrong(of_key(config, "stack", error)));
+            // The API's stack was reset meanwhile, and the stack of this file cannot be used in its place.
+            return Err(NotApplied::Invalid(key_error(config, "stack", error)));
         }
-        self.try_stack(config, file_stack, active).await.map_err(NotApplied::Wrong)?;
+        self.try_stack(config, file_stack, active).await.map_err(NotApplied::Invalid)?;
         let is_replaced = !active.stack.from_api && active.stack.entries != file_stack.entries;
         let new = Reconfiguration {
             rules: config.rules.clone(),
@@ -229,8 +229,10 @@ impl Running {
         let Err(error) = self.base.policies().reconfigure(new).await else { return Ok(()) };
         show(&self.base.config);
         Err(match error {
-            ActivateError::Command(CommandError::Refused(Refusal::StackChanged { .. })) => NotApplied::Moved,
-            error => NotApplied::Wrong(of_key(config, "stack", &error.to_string())),
+            ActivateError::Command(CommandError::Refused(Refusal::StackChanged { .. })) => {
+                NotApplied::StackChanged
+            }
+            error => NotApplied::Invalid(key_error(config, "stack", &error.to_string())),
         })
     }
 
@@ -285,7 +287,8 @@ impl Running {
 }
 
 impl Base {
-    /// Shows the configuration that was loaded, with its changes since the start.
+    /// Shows the loaded configuration in the API: the changes of the last reload that changed a setting, and the
+    /// settings that need a restart.
     pub(super) fn show_loaded(&self, changes: &[SettingChange]) {
         let Some(origin) = &self.config.loaded.origin else { return };
         let loaded_at = rfc3339(self.kernel().now().wall_ms);
@@ -353,10 +356,12 @@ async fn wait(
 
 /// Reads the files and checks what a start would check, except calls of policies.
 fn check(running: &Config, node: &Arc<Ledger>) -> Result<Checked, Problems> {
-    let Some(origin) = &running.loaded.origin else { return Err(of_file("there is no configuration file")) };
+    let Some(origin) = &running.loaded.origin else {
+        return Err(file_error("there is no configuration file"));
+    };
     let (new, mut problems) = Config::read_again(origin).map_err(|error| match error {
         ConfigError::Wrong { problems, .. } => problems,
-        error => of_file(format!("{:#}", anyhow::Error::new(error))),
+        error => file_error(format!("{:#}", anyhow::Error::new(error))),
     })?;
     let Some(new) = new else { return Err(problems) };
     if let Err(error) = new.gpus.source.check() {
@@ -377,12 +382,12 @@ fn check(running: &Config, node: &Arc<Ledger>) -> Result<Checked, Problems> {
 }
 
 /// An error of the file as a whole.
-fn of_file(what: impl Into<String>) -> Problems {
+fn file_error(what: impl Into<String>) -> Problems {
     Problems::from_iter([Problem { place: None, key: String::new(), what: what.into() }])
 }
 
 /// An error of this key, with its line.
-fn of_key(config: &Config, key: &str, what: &str) -> Problems {
+fn key_error(config: &Config, key: &str, what: &str) -> Problems {
     Problems::from_iter([config.locate(BadSetting::new(key, what))])
 }
 

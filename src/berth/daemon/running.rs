@@ -16,7 +16,7 @@ pub struct Running {
 pub(super) struct Parts {
     pub(super) admin: berth_http::Running,
     pub(super) gpus: GpuWatch,
-    /// To the task that decides how GPUs are passed to containers.
+    /// Sends settings to the task that decides how GPUs are passed to containers.
     pub(super) strategy: StrategySettings,
     pub(super) cluster: berth_cluster::Running,
     pub(super) kubelet: berth_kubelet::Running,
@@ -28,7 +28,7 @@ impl Running {
     /// # Errors
     /// As for [`Starting::open`] and [`Starting::bring_up`].
     pub async fn start(config: Config, options: Options) -> anyhow::Result<Self> {
-        Box::pin(Starting::open(config, options)).await?.brought_up().await
+        Box::pin(Starting::open(config, options)).await?.bring_up_uninterrupted().await
     }
 
     /// The handle of the kernel.
@@ -43,8 +43,9 @@ impl Running {
         self.base.admin_address
     }
 
-    /// Stops tasks, GPUs and cluster, then device plugin and API together, then the ledger. Returns after [`Options::stop_max`] at the latest,
-    /// whatever is left.
+    /// Stops the tasks, the GPU threads and the client of the API server, then the device plugin and the admin API
+    /// together, then the threads of the ledger. Returns after [`Options::stop_max`] at the latest, even if steps
+    /// remain.
     pub async fn stop(self) {
         let Parts { admin, gpus, strategy: _, cluster, kubelet } = self.parts;
         let fronts = async {

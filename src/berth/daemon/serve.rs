@@ -19,8 +19,8 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tracing::Span;
 
-/// Async workers. One: it answers calls of the kubelet, which come one after the other, and what takes time runs on
-/// other threads. With two, each timer and each answer of another thread wakes both.
+/// The number of async worker threads. One is enough: the calls of the kubelet come one after the other, and long work
+/// runs on other threads. With two workers, each timer and each result of another thread would wake both.
 const WORKERS: usize = 1;
 /// How long an unused thread for blocking work is kept: longer than the interval of checks of the node
 /// (`src/strategy/task.rs`), which would otherwise start a thread each time.
@@ -55,8 +55,8 @@ pub fn serve(config: Config, traces: Option<Pump>) -> anyhow::Result<()> {
 /// Replaces the program; returns only on failure. Threads, locks and sockets end with the old program.
 fn restart() -> anyhow::Error {
     let mut arguments = std::env::args_os();
-    // By its path, so that it keeps its name in the process table. If the file was replaced, /proc has the running
-    // program.
+    // The program is started by its path, so that it keeps its name in the process table. If the file was replaced,
+    // /proc has the running program.
     let path = std::env::current_exe().ok().filter(|path| path.exists());
     let mut program = Command::new(path.unwrap_or_else(|| "/proc/self/exe".into()));
     if let Some(name) = arguments.next() {
@@ -104,7 +104,7 @@ fn run(
 
 async fn run_until_signal(config: Config, options: Options) -> anyhow::Result<StopReason> {
     let mut signals = ShutdownSignals::new().context("cannot listen for signals")?;
-    // From the first moment on, so that a SIGHUP during the start is not lost.
+    // The handler is installed before the start, so that a SIGHUP during the start is not lost.
     let hangup = signal(SignalKind::hangup()).context("cannot listen for signals")?;
     exit_signals::let_daemon_handle_signals();
     // A separate task, so that a signal ends the start even if it hangs on the disk.
@@ -164,9 +164,9 @@ impl ShutdownSignals {
     }
 }
 
-/// Keeps a span for each drain, from the order until the GPU is drained or the drain is stopped, until the keeper has
-/// ended. A drain may last hours, so its span is not part of the trace of the request that ordered it; one that lasts
-/// longer than the daemon has a span for each run of the daemon.
+/// Keeps one span for each drain. The span begins with the order and ends when the GPU is drained or the drain is
+/// cancelled. Returns when the keeper has ended. A drain may last hours, so its span is not part of the trace of the
+/// request that ordered it; a drain that outlasts the daemon has one span for each run of the daemon.
 async fn follow_drains(mut snapshots: watch::Receiver<Snapshot>) {
     let mut open = BTreeMap::new();
     loop {
@@ -184,7 +184,7 @@ fn update_drain_spans(open: &mut BTreeMap<GpuId, Span>, ledger: &Ledger) {
         let outcome = match state(gpu) {
             Some(Drain::Draining(..)) => return true,
             Some(Drain::Drained(_)) => "drained",
-            _ => "calledOff",
+            _ => "cancelled",
         };
         spans::ended(span, outcome);
         false

@@ -38,14 +38,14 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(2);
 const GPUS_WAIT_MAX: Duration = Duration::from_secs(30);
 
 /// The GPUs that were found, and what scans them again.
-type Found = anyhow::Result<(InventoryScanner, Inventory)>;
+type FoundGpus = anyhow::Result<(InventoryScanner, Inventory)>;
 
 /// A daemon whose files, store and policies are open, and whose API may answer already.
 pub struct Starting {
     base: Base,
     api: StartingApi,
     /// The search for GPUs, one task.
-    finding: JoinSet<Found>,
+    gpu_search: JoinSet<FoundGpus>,
     /// It collects transitions, and connects to the API server later.
     cluster: berth_cluster::Running,
     /// The ledger as the last process stored it.
@@ -66,8 +66,8 @@ impl Starting {
             admin = admin.with_eviction_check(check);
         }
         // GPUs, store and policies are opened side by side.
-        let mut finding = JoinSet::new();
-        finding.spawn(find_gpus(config.clone(), options.gpus.clone(), Arc::clone(&progress)));
+        let mut gpu_search = JoinSet::new();
+        gpu_search.spawn(find_gpus(config.clone(), options.gpus.clone(), Arc::clone(&progress)));
         let settings = berth_wasm::Settings {
             compiler: options.compiler.clone(),
             ..policy_settings(&config, config.node.state_dir.clone())
@@ -76,7 +76,7 @@ impl Starting {
         let clock = Arc::new(SystemClock::default());
         let keeper = open_store(&config, clock.clone()).await?;
         let stored = keeper.snapshot();
-        let wasm = Arc::new(policies.await.context("opening the policies")??);
+        let wasm = Arc::new(policies.await.context("the thread that opens the policies panicked")??);
         wasm.tidy(|digest| stored.policies.contains_key(digest));
         let core = berth_core::start(keeper, &wasm, clock, config.baseline(), open_journal(&config))
             .context("cannot start the keeper")?;
@@ -105,7 +105,7 @@ impl Starting {
         let cluster = base.start_cluster(published);
         base.load_policies().await?;
         base.resolve_file_stack()?;
-        Ok(Self { base, api, finding, cluster, stored })
+        Ok(Self { base, api, gpu_search, cluster, stored })
     }
 
     /// The handle of the kernel.
@@ -142,9 +142,9 @@ impl Starting {
         self,
         interrupted: impl Future<Output = T>,
     ) -> anyhow::Result<ControlFlow<T, Running>> {
-        let Self { mut base, api, finding, cluster, stored } = self;
+        let Self { mut base, api, gpu_search, cluster, stored } = self;
         let interruption = tokio::select! {
-            started = base.start_parts(api, finding, cluster, &stored) => match started {
+            started = base.start_parts(api, gpu_search, cluster, &stored) => match started {
                 Ok(parts) => return Ok(ControlFlow::Continue(Running { base, parts })),
                 Err(error) => {
                     tracing::info!("stopping");
@@ -159,8 +159,8 @@ impl Starting {
 
     /// Stops the daemon, which was not brought up.
     pub async fn stop(self) {
-        let Self { base, api, finding, cluster, .. } = self;
-        drop((api, finding, cluster));
+        let Self { base, api, gpu_search, cluster, .. } = self;
+        drop((api, gpu_search, cluster));
         base.stop(std::future::ready(())).await;
     }
 
@@ -168,7 +168,7 @@ impl Starting {
     ///
     /// # Errors
     /// As [`Self::bring_up`].
-    pub async fn brought_up(self) -> anyhow::Result<Running> {
+    pub async fn bring_up_uninterrupted(self) -> anyhow::Result<Running> {
         match Box::pin(self.bring_up(std::future::pending::<Infallible>())).await? {
             ControlFlow::Continue(running) => Ok(running),
             ControlFlow::Break(never) => match never {},
@@ -190,7 +190,7 @@ impl Base {
         if let Some(cause) = loader.load_all().await? {
             let progress = Arc::clone(&self.progress);
             let report = move |reason| progress.update(|facts| facts.uncallable = reason);
-            self.tasks.spawn(loader.retry_until_callable(report, cause, self.options.stack_again));
+            self.tasks.spawn(loader.retry_until_callable(report, cause, self.options.stack_retry_interval));
         }
         Ok(())
     }
@@ -198,13 +198,13 @@ impl Base {
     async fn start_parts(
         &mut self,
         api: StartingApi,
-        finding: JoinSet<Found>,
+        gpu_search: JoinSet<FoundGpus>,
         cluster: berth_cluster::Running,
         stored: &Snapshot,
     ) -> anyhow::Result<Parts> {
         let start_now = Arc::clone(&api.start_now);
         let register = async {
-            let registered = self.register(finding, &cluster, stored).await?;
+            let registered = self.register(gpu_search, &cluster, stored).await?;
             let mut registrations = registered.kubelet.registrations();
             let is_registered = registrations
                 .wait_for(|all| all.values().any(|state| *state == berth_kubelet::Registration::Registered));
@@ -222,20 +222,20 @@ impl Base {
 
     async fn register(
         &mut self,
-        mut finding: JoinSet<Found>,
+        mut gpu_search: JoinSet<FoundGpus>,
         cluster: &berth_cluster::Running,
         stored: &Snapshot,
     ) -> anyhow::Result<Registered> {
-        let found = match tokio::time::timeout(GPUS_WAIT_MAX, finding.join_next()).await {
+        let found = match tokio::time::timeout(GPUS_WAIT_MAX, gpu_search.join_next()).await {
             Ok(found) => found,
             Err(_) => {
                 // A node without GPUs is reported, too. The search goes on: a GPU may take a minute to start.
-                cluster.connect();
-                finding.join_next().await
+                cluster.allow_connection();
+                gpu_search.join_next().await
             }
         };
         let scanner = self.record_found(found, stored).await?;
-        cluster.connect();
+        cluster.allow_connection();
         self.core.core.driver.set_scanner(scanner.clone());
         let gpus = GpuWatch::start(&scanner, self.kernel(), self.config.health.scan_interval)
             .context("cannot start the GPU threads")?;
@@ -253,9 +253,10 @@ impl Base {
             reconcile: self.config.reconcile.clone(),
         };
         let front = berth_kubelet::DevicePlugins::new(settings, self.kernel().clone());
-        // Adoption, which may wait for a readable checkpoint, before the stack offers devices, so that adopted devices
-        // keep their share numbers. The strategy before devices are listed, since the kubelet may start a pod at once.
-        tokio::join!(self.adopt(&front), task.look_first());
+        // The adoption, which may wait for a readable checkpoint, ends before the stack offers devices, so that adopted
+        // devices keep their share numbers. The strategy is decided before devices are listed, since the kubelet may
+        // start a pod at once.
+        tokio::join!(self.adopt(&front), task.check_first());
         self.activate_file_stack().await?;
         if let Err(error) = self.kernel().reoffer().await {
             // The policy thread tries again by itself.
@@ -273,7 +274,7 @@ impl Base {
     /// Records what the search for GPUs has found.
     async fn record_found(
         &self,
-        found: Option<Result<Found, JoinError>>,
+        found: Option<Result<FoundGpus, JoinError>>,
         stored: &Snapshot,
     ) -> anyhow::Result<InventoryScanner> {
         let (scanner, inventory) = found.context("the search for GPUs was not started")???;
@@ -320,7 +321,7 @@ impl Base {
         loop {
             let (kernel, inventory) = (self.kernel().clone(), inventory.clone());
             let recorded = tokio::task::spawn_blocking(move || kernel.record_scan(inventory));
-            match recorded.await.context("recording the GPUs")? {
+            match recorded.await.context("the thread that records the GPUs panicked")? {
                 Ok(_) => return Ok(()),
                 Err(error @ (CommandError::Store(_) | CommandError::Busy | CommandError::Late(_))) => {
                     retry.wait(&format!("the GPUs cannot be recorded: {error}; {RETRIED}")).await;
@@ -345,8 +346,11 @@ impl Base {
         }
         loop {
             match front.adopt().await.map_err(anyhow::Error::new) {
-                Ok(holdings) => {
-                    tracing::info!(holdings, "adopted the devices of running pods");
+                Ok(entries) => {
+                    tracing::info!(
+                        entries,
+                        "compared the kubelet's checkpoint with the store, and adopted unknown allocations"
+                    );
                     return finish();
                 }
                 Err(error) if !is_required => {
@@ -413,7 +417,7 @@ async fn open_store(config: &Config, clock: Arc<SystemClock>) -> anyhow::Result<
     let folder = path.display().to_string();
     let open = move || Keeper::open(Box::new(SledStore::open(&path)?), rules, clock);
     match tokio::time::timeout(STORE_OPEN_MAX, tokio::task::spawn_blocking(open)).await {
-        Ok(opened) => Ok(opened.context("opening the store")??),
+        Ok(opened) => Ok(opened.context("the thread that opens the store panicked")??),
         Err(_) => Err(StoreError::Slow { path: folder, ms: 1000 * STORE_OPEN_MAX.as_secs() }.into()),
     }
 }
@@ -452,7 +456,9 @@ async fn find_gpus(
             }
             Ok(Err(error)) => {
                 progress.update(|facts| facts.gpus = Step::Waiting(error.to_string()));
-                let message = format!("no GPUs: {error}; {RETRIED} (run `berth node check` for details)");
+                let message = format!(
+                    "the GPUs cannot be read: {error}; {RETRIED}; `berth node check` shows the details"
+                );
                 retry.wait(&message).await;
             }
             Err(error) => {

@@ -71,8 +71,8 @@ pub(super) fn all(config: &Config) -> [Line; 4] {
     ]
 }
 
-/// The paths of the sockets on which processes of the node listen, as far as this process sees them: all with the
-/// host's network or PID namespace, none of others' else.
+/// The paths of the sockets on which processes of the node listen, as far as this process can see them: all of the node
+/// in the host's network or PID namespace; otherwise only those of its own network namespace.
 fn listening_sockets(proc_root: &Path) -> Vec<PathBuf> {
     /// The flag `__SO_ACCEPTCON`.
     const LISTENS: u32 = 0x10000;
@@ -146,7 +146,7 @@ fn checkpoint(path: &Path, skip_adoption: bool) -> Line {
     match read_checkpoint(path) {
         line if skip_adoption && line.level == Level::Fail => Line {
             level: Level::Warn,
-            fix: Some("the devices of running pods are not adopted, because of --skip-adoption".into()),
+            fix: Some("remove --skip-adoption once the checkpoint is readable; with it, the devices of running pods are not adopted".into()),
             ..line
         },
         line => line,

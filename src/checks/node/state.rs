@@ -160,7 +160,7 @@ pub(super) fn running(config: &Config) -> Vec<Line> {
         (
             "evidence",
             "evidence",
-            "no allocation of an ended pod is kept for lack of a source",
+            "the allocations of ended pods can end",
             "let the daemon read the kubelet's folders; `berth allocation list` shows the allocations",
         ),
     ];

@@ -35,7 +35,7 @@ pub enum LoadError {
     #[error(transparent)]
     NotRecorded(#[from] CommandError),
     /// The thread that loads them failed.
-    #[error("loading the policies")]
+    #[error("the thread that loads the policies panicked")]
     Thread(#[from] JoinError),
 }
 

@@ -7,10 +7,10 @@ use std::sync::Arc;
 /// Error of [`resolve_version`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ResolveError {
-    /// This node has none; it may be uploaded.
+    /// This node has no such version; an upload may add it.
     #[error("{0}")]
     Missing(String),
-    /// It is invalid, ambiguous, or another policy's.
+    /// The digest is invalid or belongs to another policy, or several versions match.
     #[error("{0}")]
     Invalid(String),
 }

@@ -18,10 +18,11 @@ pub(super) struct Evidence {
     /// The checkpoint contains its entry: its id or, for an adopted allocation, its devices without an id.
     pub(super) has_entry: bool,
     /// `List` shows its container or one of its devices in a container. `List` leaves out init containers.
-    pub(super) is_listed: bool,
+    pub(super) is_container_listed: bool,
     /// A fresh checkpoint contains one of its devices under its own pod and under another one.
     pub(super) contested: bool,
-    /// The checkpoint contains its id, or one of its devices that is not only under ids of other allocations.
+    /// The checkpoint contains its id; or it contains one of its devices, not only under other pods and not only under
+    /// the ids of other allocations.
     pub(super) in_checkpoint: bool,
     /// The checkpoint contains its devices only under other pods, and its own pod's UID is known.
     pub(super) under_another_pod: bool,
@@ -29,7 +30,7 @@ pub(super) struct Evidence {
     /// allocations.
     pub(super) reissued: bool,
     /// `List` shows its pod, and not only another pod of the same name.
-    pub(super) listed: bool,
+    pub(super) is_pod_listed: bool,
     /// The checkpoint shows the allocation, or `List` shows its pod.
     pub(super) is_shown: bool,
     /// The source that would show it could be read: `List` if its pod's name is known, else the checkpoint.
@@ -79,9 +80,9 @@ impl<'v> Sources<'v> {
         sources
     }
 
-    /// Whether the checkpoint contains an entry that was last recorded under an earlier kubelet, whose creation time
-    /// this is. A kubelet restores the whole file that its predecessor wrote, so a missing entry of that time belongs
-    /// to a pod that has ended.
+    /// Whether the checkpoint contains an entry that was last recorded under the kubelet whose socket was created at
+    /// `recorded_under_wall_ms`. If so, the present kubelet has restored the whole file of that kubelet, and an entry
+    /// of that time that is missing now belongs to a pod that has ended.
     pub(super) fn restores_entries_of(&self, ledger: &Ledger, recorded_under_wall_ms: Option<u64>) -> bool {
         recorded_under_wall_ms.is_some_and(|created| {
             let mut restored = self.by_id.keys().filter_map(|id| ledger.sightings.get(id));
@@ -105,7 +106,7 @@ impl<'v> Sources<'v> {
         ledger: &Ledger,
         allocation: &'v Allocation,
         entry: Option<&CheckpointEntry>,
-        since_grant: bool,
+        began_after_grant: bool,
     ) -> (Holder, Holder) {
         let mut learned = Holder::default();
         if let Some(c) = entry {
@@ -114,7 +115,7 @@ impl<'v> Sources<'v> {
         }
         let mut known = allocation.holder.clone();
         known.update_from(&learned);
-        let hold = self.listed_hold(ledger, allocation, &known).filter(|_| since_grant);
+        let hold = self.listed_hold(ledger, allocation, &known).filter(|_| began_after_grant);
         if let Some(hold) = hold {
             learned.container.get_or_insert_with(|| hold.container.clone());
             // While the checkpoint cannot be read, the UID comes from the view of all pods.
@@ -143,17 +144,17 @@ impl<'v> Sources<'v> {
         (learned, known)
     }
 
-    /// The evidence on `allocation`; `since_grant`: whether the pass began after the grant.
+    /// The evidence on `allocation`; `began_after_grant`: whether the pass began after the grant.
     pub(super) fn evidence(
         &self,
         ledger: &Ledger,
         allocation: &'v Allocation,
         sighting: &Sighting,
-        since_grant: bool,
+        began_after_grant: bool,
     ) -> Evidence {
         let view = self.view;
         // A list from before the grant may name the pod that held these devices before.
-        let list = view.list.as_ref().filter(|_| since_grant);
+        let list = view.list.as_ref().filter(|_| began_after_grant);
         let on_devices = self.on_devices(allocation);
         let own = self.by_id.get(&allocation.id).copied();
         // An entry without an allocation id was answered by another plugin: it can only belong to an adopted
@@ -165,17 +166,23 @@ impl<'v> Sources<'v> {
             entries.find(|c| {
                 // Two containers of one pod may have the same devices; so may containers of two pods, by a fault of the
                 // kubelet.
-                let is_holders = holder.pod_uid.as_ref().is_none_or(|uid| *uid == c.pod_uid)
+                let belongs_to_holder = holder.pod_uid.as_ref().is_none_or(|uid| *uid == c.pod_uid)
                     && holder.container.as_ref().is_none_or(|container| *container == c.container);
-                c.allocation.is_none() && adopted && c.devices == allocation.devices && is_holders
+                c.allocation.is_none() && adopted && c.devices == allocation.devices && belongs_to_holder
             })
         });
-        let (learned, known) = self.learn(ledger, allocation, entry, since_grant);
+        let (learned, known) = self.learn(ledger, allocation, entry, began_after_grant);
         let listed = match (&known.namespace, &known.pod, list) {
             (Some(namespace), Some(pod), Some(list)) => {
                 list.pods.contains(&(namespace.clone(), pod.clone()))
                     && (entry.is_some()
-                        || !self.is_name_of_another_pod(ledger, allocation, &known, sighting, since_grant))
+                        || !self.is_name_of_another_pod(
+                            ledger,
+                            allocation,
+                            &known,
+                            sighting,
+                            began_after_grant,
+                        ))
             }
             _ => false,
         };
@@ -190,7 +197,7 @@ impl<'v> Sources<'v> {
         Evidence {
             by_id,
             has_entry: entry.is_some(),
-            is_listed: self.is_listed(ledger, allocation, &known),
+            is_container_listed: self.is_listed(ledger, allocation, &known),
             contested: entry.is_some() && on_devices.iter().any(is_of_another_pod),
             in_checkpoint: by_id || (by_device && !under_another_id),
             under_another_pod: !on_devices.is_empty() && on_devices.iter().all(is_of_another_pod),
@@ -200,20 +207,21 @@ impl<'v> Sources<'v> {
             is_gone: !by_id && (reissued || !(by_device || listed)),
             learned,
             reissued,
-            listed,
+            is_pod_listed: listed,
         }
     }
 
     /// Whether `List` shows the name of the allocation's pod only because another pod has it now, as the next pod of a
-    /// StatefulSet does. The checkpoint does not contain the allocation's entry. A name without devices still counts
-    /// for the pod if a restart may have made the kubelet lose the pod's entry: its containers run on.
+    /// StatefulSet does. Called only if the checkpoint does not contain the allocation's entry. If a restart may have
+    /// made the kubelet lose that entry, a pod that is listed without devices still counts as the allocation's pod,
+    /// since its containers keep running.
     fn is_name_of_another_pod(
         &self,
         ledger: &Ledger,
         allocation: &Allocation,
         known: &Holder,
         sighting: &Sighting,
-        since_grant: bool,
+        began_after_grant: bool,
     ) -> bool {
         let (Some(namespace), Some(name)) = (&known.namespace, &known.pod) else {
             return false;
@@ -245,7 +253,7 @@ impl<'v> Sources<'v> {
         if pod_state != PodState::Alive && known.pod_uid.as_deref().is_some_and(has_new_pod) {
             return !(holds_these && is_newest());
         }
-        if holds_these || !(self.view.fresh && since_grant && self.view.checkpoint.is_some()) {
+        if holds_these || !(self.view.fresh && began_after_grant && self.view.checkpoint.is_some()) {
             return false;
         }
         if self
@@ -259,8 +267,8 @@ impl<'v> Sources<'v> {
         uids.peek().is_some() && known.pod_uid.as_ref().is_some_and(|uid| uids.all(|other| other != uid))
     }
 
-    /// Whether `List` shows the allocation's container, or one of its devices in a container while no newer allocation
-    /// of the device is known that could be this container's.
+    /// Whether `List` shows the allocation's container with exactly its devices, or shows one of its devices in any
+    /// container while this is the newest allocation of that device.
     fn is_listed(&self, ledger: &Ledger, allocation: &Allocation, known: &Holder) -> bool {
         let with_devices = self.listed.get(&(&allocation.resource, allocation.devices.as_slice()));
         let mut containers = with_devices.into_iter().flatten().map(|holding| &holding.container);

@@ -2,9 +2,9 @@
 //! Allocate names no pod. The view of one reconcile pass is fetched elsewhere; here it becomes a plan,
 //! which is a plain value, and the changes that carry it out.
 //!
-//! There are two sources. The kubelet's `List` has namespaces and names but no UIDs and no init
-//! containers. Its checkpoint has UIDs and init containers but no names, and stores the environment of
-//! our reply, which contains the allocation id.
+//! The kubelet has two sources. Its `List` has namespaces and names but no UIDs and no init containers. Its checkpoint
+//! has UIDs and init containers but no names, and stores the environment of our reply, which contains the allocation
+//! id. The source of all pods by UID (`pods`) overrides both.
 
 use crate::evidence::device_plugin::{Evidence, Sources};
 use crate::evidence::kubelet_view::{CheckpointEntry, ReconcileView};
@@ -41,8 +41,8 @@ pub struct Plan {
 /// Turns the view of one reconcile pass into a plan.
 #[must_use]
 pub fn plan(ledger: &Ledger, view: &ReconcileView, timing: &Timing, now: Now) -> Plan {
-    // A view shows the state at its beginning, however late it arrives: waits are measured from there, so that a
-    // delayed view counts neither as two passes nor as one after a grant settled.
+    // A view shows the state at the beginning of its pass, even if it arrives late. Waits are therefore measured from
+    // that moment: a late view must not count as a second pass, nor as a pass after the settling time of a grant.
     let at = Now { mono_ms: view.began_mono_ms, ..now };
     let plan = Plan { ends_withheld: ledger.ends_withheld.clone(), ..Plan::default() };
     let sources = Sources::new(view);
@@ -94,17 +94,17 @@ impl<'a> Pass<'a> {
             sighting.recorded_under_wall_ms = view.kubelet.map(|kubelet| kubelet.created_wall_ms);
         }
         // A view of the same millisecond may be older than the grant.
-        let since_grant = view.began_mono_ms > sighting.since_mono_ms;
-        let evidence = self.sources.evidence(ledger, allocation, &sighting, since_grant);
+        let began_after_grant = view.began_mono_ms > sighting.since_mono_ms;
+        let evidence = self.sources.evidence(ledger, allocation, &sighting, began_after_grant);
         if allocation.holder.clone().update_from(&evidence.learned) {
             self.plan.learned.push((id, evidence.learned.clone()));
         }
-        self.record(allocation, &evidence, since_grant, &mut sighting);
+        self.record(allocation, &evidence, began_after_grant, &mut sighting);
         if allocation.overlapped && evidence.by_id && self.sources.newest_shares_pod(ledger, allocation) {
             self.plan.settled.push(id);
         }
-        let is_superseded = allocation.overlapped && view.fresh && since_grant && !evidence.by_id;
-        if is_superseded && evidence.under_another_pod {
+        let may_be_superseded = allocation.overlapped && view.fresh && began_after_grant && !evidence.by_id;
+        if may_be_superseded && evidence.under_another_pod {
             self.plan.ended.push((id, EndReason::Superseded));
         } else {
             let end = || (id, end_reason(allocation, &evidence, view));
@@ -128,11 +128,11 @@ impl<'a> Pass<'a> {
         &mut self,
         allocation: &Allocation,
         evidence: &Evidence,
-        since_grant: bool,
+        began_after_grant: bool,
         sighting: &mut Sighting,
     ) {
         let (ledger, view) = (self.ledger, self.view);
-        if evidence.in_checkpoint || (evidence.listed && allocation.holder.pod.is_some()) {
+        if evidence.in_checkpoint || (evidence.is_pod_listed && allocation.holder.pod.is_some()) {
             self.seen_any = true;
             // A pod that was granted its devices again is listed, but it no longer holds the older allocation.
             if !evidence.reissued {
@@ -143,23 +143,24 @@ impl<'a> Pass<'a> {
         if evidence.has_entry {
             sighting.recorded_under_wall_ms = view.kubelet.map(|kubelet| kubelet.created_wall_ms);
         }
-        if view.fresh && since_grant && view.checkpoint.is_some() {
-            // This matters only for devices that are not granted to new pods (I4). The kubelet requests the devices of
-            // all containers while it admits the pod; after a restart its `List` may lack pods.
+        if view.fresh && began_after_grant && view.checkpoint.is_some() {
+            // An init container is recorded only if one of its devices is not granted to new pods, since only I4 uses
+            // the record. This run of the kubelet must have requested the devices: after a restart of the kubelet,
+            // `List` may lack pods whose containers are not init containers.
             let mut devices = allocation.devices.iter();
             let is_init_container = evidence.has_entry
                 && view.kubelet.is_some_and(|kubelet| sighting.is_requested_by(kubelet))
                 && view.list.is_some()
-                && !evidence.is_listed
+                && !evidence.is_container_listed
                 && devices.any(|id| !ledger.may_grant_device(&allocation.resource, id));
             sighting.init_container_mono_ms = is_init_container.then_some(view.began_mono_ms);
             sighting.contested = evidence.contested;
         }
         // A pass in which no source could name it does not count as a reading: an operator's `end` stays refused.
-        if since_grant && (sighting.shown.is_some() || evidence.can_be_shown) {
+        if began_after_grant && (sighting.shown.is_some() || evidence.can_be_shown) {
             let shown = sighting.shown.get_or_insert_default();
             if view.list.is_some() {
-                shown.by_list = evidence.listed;
+                shown.by_list = evidence.is_pod_listed;
             }
             if view.checkpoint.is_some() {
                 shown.by_checkpoint = evidence.in_checkpoint;
@@ -167,12 +168,12 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// The rules of ends (I6). The kubelet's sources need settling times and two passes, since they are
-    /// empty or partial after a restart. The pods source, which has all pods by UID, overrides them: it shows
-    /// that a pod is alive, and a pod that it showed finished ends in one pass if the kubelet has released the
-    /// devices, too. A pod that is gone without having finished was force-deleted, and the kubelet forgets it
-    /// before its containers end: that takes two passes, but no settling. Without a checkpoint a finished or
-    /// gone pod ends an allocation after the settling times and two passes.
+    /// The rules of ends (I6). The kubelet's sources need settling times and two passes, since they are empty or
+    /// partial after a restart. The pods source, which has all pods by UID, overrides them. An allocation stays while
+    /// it shows the pod alive. If it showed that the pod finished, the allocation ends in one pass, provided that the
+    /// kubelet has released the devices, too. A pod that is gone without having finished was force-deleted, and the
+    /// kubelet forgets it before its containers end: its allocation ends after two passes, without settling times.
+    /// Without a checkpoint a finished or gone pod ends an allocation after the settling times and two passes.
     fn judge(&self, allocation: &Allocation, evidence: &Evidence, sighting: &Sighting) -> Outcome {
         let (view, timing, at) = (self.view, self.timing, self.at);
         // `List` must have answered in either case: it shows that the kubelet has loaded its pods.
@@ -182,11 +183,11 @@ impl<'a> Pass<'a> {
         let settled = view.kubelet.is_some_and(|k| at.passed(k.created_mono_ms, timing.kubelet_settle_ms))
             && at.passed(sighting.since_mono_ms, timing.reply_settle_ms);
         let readable = view.checkpoint.is_some();
-        let after_grant = view.began_mono_ms > sighting.since_mono_ms;
+        let began_after_grant = view.began_mono_ms > sighting.since_mono_ms;
         match self.ledger.pod_state_of(allocation) {
             PodState::Alive if !evidence.reissued => Outcome::Alive,
-            PodState::Over if view.fresh && readable && after_grant => Outcome::Over,
-            PodState::Gone if view.fresh && readable && after_grant => Outcome::Missed,
+            PodState::Over if view.fresh && readable && began_after_grant => Outcome::Over,
+            PodState::Gone if view.fresh && readable && began_after_grant => Outcome::Missed,
             PodState::Over | PodState::Gone if !readable && settled => Outcome::Missed,
             _ if view.fresh && readable && settled => Outcome::Missed,
             _ => Outcome::Kept,
@@ -234,7 +235,7 @@ fn decide_ends(
     let all_known = ledger.live.keys().filter(|id| had_holder(id) && !ended(id)).count();
     if !seen_any && restarted && missed_known >= 2 && missed_known == all_known {
         let reason = format!(
-            "all {missed_known} allocations vanished across a kubelet restart; none ends until one is seen again or an operator ends them"
+            "all {missed_known} allocations vanished across a kubelet restart; no allocation ends until the kubelet shows one of them again, or an operator ends them with `berth allocation end`"
         );
         plan.ends_withheld = Some(reason.into());
     }
@@ -248,8 +249,9 @@ fn decide_ends(
 
 /// Entries of our resources that belong to no live or ended allocation.
 fn unknown_holdings(ledger: &Ledger, view: &ReconcileView) -> Vec<CheckpointEntry> {
-    // Known by its id, or by devices and holder. An allocation of another pod with one of the devices does
-    // not make it known: it may have ended while the daemon was stopped, and then becomes overlapped (I7).
+    // A holding is known by its id, or by its devices and holder. A live allocation of another pod with one of the
+    // devices does not make the holding known: that allocation may have ended while the daemon was stopped, and becomes
+    // overlapped by the adoption (I7).
     let known = |c: &CheckpointEntry| {
         c.allocation.is_some_and(|id| ledger.live.contains_key(&id))
             || ledger.live.values().any(|a| {

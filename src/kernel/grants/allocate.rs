@@ -4,7 +4,6 @@ use crate::evidence::pods::PodState;
 use crate::evidence::reconcile::{end_changes, reset_breaker};
 use crate::grants::allocation::{Allocation, Decision, EndReason, Holder, LIVE_ALLOCATIONS_MAX};
 use crate::grants::pod_candidates::candidates;
-use crate::hardware::health::HealthState;
 use crate::ids::names::{AllocationId, DeviceId, PartId};
 use crate::ids::time::Now;
 use crate::node::change::{Change, Entry};
@@ -135,7 +134,7 @@ fn check_grantable_request(ledger: &Ledger, request: &AdmitRequest, attempt: Att
         let part = ledger.part(&id.part).ok_or_else(unknown)?;
         let device = part.device(&request.resource, id.share).ok_or_else(unknown)?;
         if !is_reused(ledger, device, attempt) {
-            check_grantable(ledger, part)?;
+            ledger.check_grantable(part)?;
             // A held device that is no longer offered is retiring: if new pods got it, it would never become free. The
             // devices of a GPU that the configuration excludes are not granted either.
             if !ledger.may_grant_device(&request.resource, id) {
@@ -167,26 +166,6 @@ fn is_reused(ledger: &Ledger, device: &Device, attempt: Attempt) -> bool {
     let newest = device.holders.last().and_then(|id| ledger.sightings.get(id));
     let shown = newest.and_then(|sighting| sighting.init_container_mono_ms);
     shown.is_some_and(|shown| shown >= asked_mono_ms)
-}
-
-fn check_grantable(ledger: &Ledger, part: &PartState) -> Result<(), Refusal> {
-    let gpu = part.part.gpu.clone();
-    let Some(state) = ledger.gpu_of(part) else {
-        return Err(Refusal::UnknownGpu { gpu });
-    };
-    if !part.present || state.health.state == HealthState::Vanished {
-        return Err(Refusal::Vanished { gpu });
-    }
-    if state.health.state == HealthState::Unhealthy {
-        return Err(Refusal::Unhealthy { gpu, reason: state.health.reason.clone() });
-    }
-    if let Some(mark) = state.drain().mark() {
-        return Err(Refusal::Cordoned { gpu, by: mark.by.clone(), why: mark.reason() });
-    }
-    if !ledger.device_access.is_named(part) {
-        return Err(Refusal::NoCdiName { part: part.part.id.clone() });
-    }
-    Ok(())
 }
 
 fn check_fits(ledger: &Ledger, part: &PartState, sum: Taken, id: &DeviceId) -> Result<(), Refusal> {

@@ -11,11 +11,12 @@ use crate::grants::allocation::{Allocation, End, EndReason, Holder};
 use crate::grants::history::History;
 use crate::hardware::device_access::DeviceAccess;
 use crate::hardware::gpu::{Links, ScanError, UnidentifiedGpu, Usage};
-use crate::hardware::health::Health;
+use crate::hardware::health::{Health, HealthState};
 use crate::hardware::process::ProcessTable;
 use crate::ids::names::{AllocationId, DeviceId, Digest, GpuId, PartId, Resource};
 use crate::ids::time::Now;
 use crate::node::change::{Change, Entry};
+use crate::node::refusal::Refusal;
 use crate::node::rules::Rules;
 use crate::policy::hooks::Hook;
 use crate::policy::stack::{PastStacks, Stack, StackEntry, keep_past};
@@ -187,10 +188,29 @@ impl Ledger {
     /// Whether new grants may be made on this part (I4).
     #[must_use]
     pub fn may_grant(&self, part: &PartState) -> bool {
-        self.is_usable(part)
-            && !self.is_excluded(part)
-            && self.device_access.is_named(part)
-            && self.gpu_of(part).is_some_and(|g| g.marks.is_empty())
+        !self.is_excluded(part) && self.check_grantable(part).is_ok()
+    }
+
+    /// The state of a part in which no new grant may be made on it, as the refusal of an Allocate. Device lists use it
+    /// through [`Self::may_grant`], so that no device is listed as Healthy whose Allocate would be refused (I3).
+    pub(crate) fn check_grantable(&self, part: &PartState) -> Result<(), Refusal> {
+        let gpu = || part.part.gpu.clone();
+        let Some(state) = self.gpu_of(part) else {
+            return Err(Refusal::UnknownGpu { gpu: gpu() });
+        };
+        if !part.present || state.health.state == HealthState::Vanished {
+            return Err(Refusal::Vanished { gpu: gpu() });
+        }
+        if state.health.state == HealthState::Unhealthy {
+            return Err(Refusal::Unhealthy { gpu: gpu(), reason: state.health.reason.clone() });
+        }
+        if let Some(mark) = state.drain().mark() {
+            return Err(Refusal::Cordoned { gpu: gpu(), by: mark.by.clone(), why: mark.reason() });
+        }
+        if !self.device_access.is_named(part) {
+            return Err(Refusal::NoCdiName { part: part.part.id.clone() });
+        }
+        Ok(())
     }
 
     /// Whether this device may be granted to a new pod once it is free (I4). False for a retiring device.

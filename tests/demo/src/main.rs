@@ -156,7 +156,7 @@ async fn start(args: &Args) -> anyhow::Result<Node> {
     let starting = Starting::open(config, Options { gpus: Some(gpus.clone()), ..Options::default() })
         .await
         .context("if the port is taken, choose another one with --admin-listen 127.0.0.1:0")?;
-    let daemon = starting.brought_up().await?;
+    let daemon = starting.bring_up_uninterrupted().await?;
     let api = Api::of_file(daemon.admin_address(), token_file.clone());
     let screen = Screen::new(args.once);
     let node = Node { daemon, kubelet, api, screen, gpus, token_file, _folder: folder };

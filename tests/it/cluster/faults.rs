@@ -45,7 +45,7 @@ async fn a_hanging_watch_disconnects_the_source_until_one_answers() {
     let settings = Settings { watch, silence, ..settings(&server, folder.path()) };
     server.world.apply(pod("ns", "first", "a-1", &[]));
     let running = berth_cluster::start(settings, node.kernel.clone(), batches(&node.kernel));
-    running.connect();
+    running.allow_connection();
     let link = running.link();
     soon("it watches", || (*link.borrow() == ApiServerStatus::Watching).then_some(())).await;
     // The watch that is under way says nothing more and does not end, either.
@@ -78,7 +78,7 @@ async fn a_pod_that_may_call_allocate_next_is_submitted_at_once_and_others_are_b
     let settings = Settings { gather: 10 * SOON, ..settings(&server, folder.path()) };
     server.world.apply(pod("ns", "first", "a-1", &[(WHOLE, 1)]));
     let running = berth_cluster::start(settings, node.kernel.clone(), batches(&node.kernel));
-    running.connect();
+    running.allow_connection();
     let has = |uid: &str| view(&node).is_some_and(|view| view.pods.contains_key(uid));
     soon("the first list", || has("a-1").then_some(())).await;
     // Neither of them can be requested from this node's plugin.
@@ -107,7 +107,7 @@ async fn the_condition_is_not_written_before_its_last_transition_is_known() {
     server.world.read_fault(Read::Node, Some(Unread::Refuse(500)));
     let running =
         berth_cluster::start(settings(&server, folder.path()), node.kernel.clone(), batches(&node.kernel));
-    running.connect();
+    running.allow_connection();
     soon("the node is requested again", || (server.world.unread() >= 3).then_some(())).await;
     assert_eq!(server.world.state.lock().unwrap().writes.patches, 0, "a moment is not guessed");
     server.world.read_fault(Read::Node, None);

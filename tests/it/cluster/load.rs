@@ -33,7 +33,7 @@ impl Watched {
         let node = Recipe::default().idle().await;
         let settings = change(settings(&server, folder.path()));
         let running = berth_cluster::start(settings, node.kernel.clone(), batches(&node.kernel));
-        running.connect();
+        running.allow_connection();
         let watched = Self { server, node, running, _folder: folder };
         watched.is_current().await;
         watched.begun(1).await;

@@ -219,7 +219,7 @@ async fn a_node_without_its_policies_starts_reports_that_and_loads_them_later() 
 async fn a_node_stops_trying_when_another_stack_is_activated() {
     let mut node = memory_uncompiled(|_| Vec::new()).await;
     // By itself it would find out after the test.
-    node.stack_again = 2 * SOON;
+    node.stack_retry_interval = 2 * SOON;
     let (daemon, api) = node.up().await;
     until("the message about the policy", || api.ready().1.is_some());
     api.put(&json!([{ "policy": "exclusive" }]), None).expect(200);
@@ -287,7 +287,7 @@ async fn a_lost_policy_is_called_as_soon_as_it_is_uploaded_again() {
         fs::remove_file(node.policies().join(file)).unwrap();
     }
     // By itself it would try again after the test.
-    node.stack_again = 2 * SOON;
+    node.stack_retry_interval = 2 * SOON;
     let (daemon, api) = node.up().await;
     let says = until_some("the message about the policy", || api.ready().1);
     assert!(says.contains("upload it again (`berth policy push FILE`)"), "{says}");

@@ -212,7 +212,7 @@ async fn an_allocate_and_requests_are_traces_with_their_child_spans() {
     assert!(turn.end_time_unix_nano <= allocate.end_time_unix_nano);
     got.below(&turn, "store append");
     got.named("v1beta1.DevicePlugin/ListAndWatch list");
-    got.named("round");
+    got.named("reconcile pass");
     let who = got.resource.lock().unwrap().clone();
     assert_eq!((who["service.name"].as_str(), who["k8s.node.name"].as_str()), ("berth", "node-7"));
     assert!(who.contains_key("service.version") && who.contains_key("host.name"), "{who:?}");
@@ -238,7 +238,7 @@ async fn an_allocate_and_requests_are_traces_with_their_child_spans() {
     let put = got.named("PUT /api/v1/gpus/{uuid}/drain");
     assert_eq!(attribute(&got.below(&put, "keeper turn"), "berth.command"), "drain");
     serving.call("DELETE", &format!("{gpu}/drain"), &Value::Null);
-    assert_eq!(attribute(&got.named("gpu drain"), "berth.outcome"), "calledOff");
+    assert_eq!(attribute(&got.named("gpu drain"), "berth.outcome"), "cancelled");
 
     let module = crate::support::guests::guest("answer-no-case");
     serving.push(&module);

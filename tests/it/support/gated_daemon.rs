@@ -28,7 +28,7 @@ pub(crate) struct Gated {
     pub(crate) kubelet: Kubelet,
     pub(crate) settings: String,
     /// How long a start without its policies waits before it tries again.
-    pub(crate) stack_again: Duration,
+    pub(crate) stack_retry_interval: Duration,
 }
 
 /// The admin API of a daemon.
@@ -49,13 +49,13 @@ impl Gated {
         symlink(script, gate.join("compiler")).unwrap();
         symlink(kept_compiler(), gate.join("kept")).unwrap();
         let settings = format!("{BRISK}\ngpus: sim:2xt4\n{settings}");
-        Self { folder, kubelet, settings, stack_again: Duration::from_millis(100) }
+        Self { folder, kubelet, settings, stack_retry_interval: Duration::from_millis(100) }
     }
 
     /// The daemon, up, and its API.
     pub(crate) async fn up(&self) -> (Running, Api) {
         let starting = self.open("127.0.0.1:0".parse().unwrap()).await.unwrap();
-        let daemon = starting.brought_up().await.unwrap();
+        let daemon = starting.bring_up_uninterrupted().await.unwrap();
         let api = self.api(daemon.admin_address());
         (daemon, api)
     }
@@ -75,9 +75,12 @@ impl Gated {
         };
         let config = Config::merge(&args, FileConfig::parse(&self.settings).unwrap()).unwrap();
         let compiler = self.gate("compiler");
-        let stack_again = self.stack_again;
+        let stack_retry_interval = self.stack_retry_interval;
         // What a stop leaves behind ends with the process, and this one goes on: the next daemon needs the store.
-        Starting::open(config, Options { compiler, stack_again, stop_max: SOON, ..Options::default() })
+        Starting::open(
+            config,
+            Options { compiler, stack_retry_interval, stop_max: SOON, ..Options::default() },
+        )
     }
 
     fn gate(&self, name: &str) -> PathBuf {

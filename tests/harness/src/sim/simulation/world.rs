@@ -304,8 +304,8 @@ impl World {
         self.last = Arc::clone(&after);
         self.older = after;
         self.daemon = Some(daemon);
-        let brought_up = self.bring_up();
-        if !brought_up {
+        let bring_up_uninterrupted = self.bring_up();
+        if !bring_up_uninterrupted {
             self.die();
         }
         self.stream();

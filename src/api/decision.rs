@@ -2,7 +2,7 @@
 
 use crate::allocation::Holder;
 use crate::gpu::OfferLine;
-use crate::policy::Hook;
+use crate::policy::{Hook, parameters};
 use crate::values::values;
 use berth_kernel::hardware::triage::TriageAnswer;
 use berth_kernel::ids::time::rfc3339;
@@ -331,12 +331,6 @@ fn triaged(answer: &TriageAnswer) -> Value {
         "againAfterSeconds": answer.again_after_s,
         "reason": answer.reason,
     })
-}
-
-/// Parameters, or their schema, as JSON; as a string if they are not valid JSON.
-#[must_use]
-pub fn parameters(text: &str) -> Value {
-    serde_json::from_str(text).unwrap_or_else(|_| Value::String(text.to_owned()))
 }
 
 fn texts<T: ToString>(all: &[T]) -> Vec<String> {

@@ -1,6 +1,6 @@
 //! Cordons, drains and their progress.
 
-use super::gpu::HealthState;
+use super::health::HealthState;
 use super::values::values;
 use crate::{non_empty, rfc3339};
 use berth_kernel::drain::marks;

@@ -1,6 +1,7 @@
 //! GPUs, their parts and devices.
 
 use super::drain::Drain;
+use super::health::HealthState;
 use super::values::values;
 use berth_kernel::hardware::{gpu as kernel, health};
 use berth_kernel::sharing::offer;
@@ -183,20 +184,6 @@ pub struct Health {
     pub heals_at: Option<String>,
     /// The previous states, at most 16, oldest first.
     pub history: Vec<HealthTurn>,
-}
-
-values! {
-    /// Whether a GPU works.
-    HealthState from health::HealthState {
-        /// It works.
-        Healthy = "healthy",
-        /// It has a fault, and is still granted.
-        Degraded = "degraded",
-        /// Nothing new is granted on it.
-        Unhealthy = "unhealthy",
-        /// It is not there any more.
-        Vanished = "vanished",
-    }
 }
 
 /// A previous health state of a GPU.

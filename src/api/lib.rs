@@ -8,6 +8,7 @@ mod decision;
 mod drain;
 mod event;
 mod gpu;
+mod health;
 mod history;
 mod node;
 mod policy;
@@ -31,7 +32,7 @@ pub use configuration::{
 };
 pub use decision::{
     CallResult, DecisionCall, DecisionReading, DecisionRecord, DecisionRecordList, DecisionRequest,
-    JournalState, Outcome, parameters,
+    JournalState, Outcome,
 };
 pub use drain::{
     AtDeadline, Cordon, Drain, DrainHolder, DrainHolderState, DrainOrder, DrainPreview, DrainProgress,
@@ -39,15 +40,16 @@ pub use drain::{
 };
 pub use event::{Event, EventHistory, EventKind};
 pub use gpu::{
-    Consumes, Device, DeviceState, Gpu, GpuList, GpuSummary, Health, HealthState, HealthTurn, Link, LinkPath,
-    Mig, OfferLine, Part, ResourceUse, TopHolder, UnidentifiedGpu,
+    Consumes, Device, DeviceState, Gpu, GpuList, GpuSummary, Health, HealthTurn, Link, LinkPath, Mig,
+    OfferLine, Part, ResourceUse, TopHolder, UnidentifiedGpu,
 };
+pub use health::HealthState;
 pub use history::{GpuHistory, GpuSample, PodHistory, PodSample};
 pub use node::{
     Alive, Check, Counts, DeviceListStrategy, DriverRelease, Node, NotFree, NotFreeState, Ready,
     ReleaseOrder, ResourceState, StepState,
 };
-pub use policy::{Hook, Policy, PolicyDetail, PolicyList};
+pub use policy::{Hook, Policy, PolicyDetail, PolicyList, parameters};
 pub use problem::{Action, Kind, Operation, Problem};
 pub use process::{
     Bypass, BypassList, BypassReason, Process, ProcessList, ProcessPod, ProcessSight, ProcessUse,
@@ -57,9 +59,9 @@ pub use shape::Shape;
 pub use stack::{
     Activation, ActivationList, ChangeNote, FaultKind, Faults, FileStack, HookRecord, NewStack,
     NewStackEntry, OnFault, Permissions, Record, Rollback, Stack, StackChange, StackEntry, StackPreview,
-    StackReset, StackSource, gone,
+    StackReset, StackSource, TrialOffer, TrialResource, gone,
 };
-pub use trial::{NewTrial, Trial, TrialCall, TrialOffer, TrialOutcome, TrialRequest, TrialResource};
+pub use trial::{NewTrial, Trial, TrialCall, TrialOutcome, TrialRequest};
 
 /// The text, or `None` if it is empty.
 #[must_use]

@@ -1,7 +1,6 @@
 //! The policy versions of this node.
 
 use super::values::values;
-use crate::decision::parameters;
 use crate::non_empty;
 use berth_kernel::ids::time::rfc3339;
 use berth_kernel::node::ledger::Ledger;
@@ -137,4 +136,10 @@ impl PolicyDetail {
             parameters_schema: parameters(&version.parameters_schema),
         }
     }
+}
+
+/// Parameters, or their schema, as JSON; as a string if they are not valid JSON.
+#[must_use]
+pub fn parameters(text: &str) -> Value {
+    serde_json::from_str(text).unwrap_or_else(|_| Value::String(text.to_owned()))
 }

@@ -3,7 +3,7 @@
 use crate::decision::{DecisionCall, Outcome};
 use crate::gpu::OfferLine;
 use crate::policy::Hook;
-use crate::stack::{NewStackEntry, OnFault, Permissions};
+use crate::stack::{NewStackEntry, OnFault, Permissions, TrialOffer, TrialResource};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
@@ -107,52 +107,6 @@ pub struct Trial {
     pub request: Option<TrialOutcome>,
     /// The calls of policies, in order.
     pub calls: Vec<TrialCall>,
-}
-
-/// The offer of one part.
-#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct TrialOffer {
-    /// The part.
-    #[schema(example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5")]
-    pub part: String,
-    /// The part's short name: the GPU's index, and the profile of a MIG instance.
-    #[schema(example = "GPU 0")]
-    pub name: String,
-    /// The resources that would be offered.
-    pub offered: Vec<OfferLine>,
-    /// The policy that makes this offer, or `baseline`.
-    #[schema(example = "timeslice@0123456789ab")]
-    pub by: String,
-    /// The resources that are offered now.
-    pub offered_now: Vec<OfferLine>,
-    /// The policy that makes the present offer, or `baseline`.
-    #[schema(example = "baseline")]
-    pub by_now: String,
-    /// Whether the two offers differ.
-    #[schema(example = true)]
-    pub differs: bool,
-}
-
-/// The number of devices of one resource.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct TrialResource {
-    /// The resource.
-    #[schema(example = "nvidia.com/gpu.shared")]
-    pub resource: String,
-    /// Devices that would be offered.
-    #[schema(example = 32)]
-    pub devices: usize,
-    /// Devices of these that could be granted immediately.
-    #[schema(example = 32)]
-    pub free: usize,
-    /// Devices that are offered now.
-    #[schema(example = 0)]
-    pub devices_now: usize,
-    /// Devices that can be granted now.
-    #[schema(example = 0)]
-    pub free_now: usize,
 }
 
 /// The outcome of a request.

@@ -10,13 +10,10 @@ use berth_cli::endpoint::ClientArgs;
 use berth_cli::output::{Out, decide_colours, print_error};
 use berth_cli::usage::{self, BadUsage};
 use berth_cluster::ApiServer;
-use berth_config::nvidia::{Finding, is_nvidia, translate};
-use berth_config::{Choice, Config, ServeArgs, read_text_or_input};
-use berth_files::yaml::Document;
+use berth_config::{Choice, Config, ServeArgs};
 use berth_observe::logs::{self, LogsError};
 use berth_scenario::{author, policy_new};
 use clap::CommandFactory;
-use serde::Serialize;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -66,7 +63,9 @@ fn dispatch(cli: &Cli, out: &mut Out) -> anyhow::Result<bool> {
             let serve = berth.find_subcommand("serve").context("there is no `serve`")?;
             berth_checks::config::run(file, skipped, serve, out)?;
         }
-        Command::Config { command: ConfigCommand::FromNvidia { file } } => from_nvidia(file, out)?,
+        Command::Config { command: ConfigCommand::FromNvidia { file } } => {
+            berth_checks::nvidia::run(file, out)?
+        }
         Command::Node { command: NodeCommand::Client(command) } => {
             berth_cli::run(Request::Node(command), client, out)?;
         }
@@ -161,52 +160,6 @@ fn node_label(config: &Config, key: &str) -> anyhow::Result<Option<String>> {
     runtime.block_on(berth_cluster::node_label(&settings, key, on_retry)).map_err(|error| {
         anyhow!("cannot read the node's label {key}: {}", berth_cluster::error_chain(&error))
     })
-}
-
-/// The JSON output of `berth config from-nvidia`.
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-struct Converted {
-    yaml: String,
-    findings: Vec<Finding>,
-}
-
-/// `berth config from-nvidia`.
-fn from_nvidia(file: &Path, out: &mut Out) -> anyhow::Result<()> {
-    let text = read_text_or_input(file)?;
-    let file = if file == Path::new("-") { Path::new("standard input") } else { file };
-    let name = file.display();
-    let parsed =
-        Document::parse(&text).and_then(|document| Ok((is_nvidia(&document), translate(&document)?)));
-    let (is_nvidia, translated) = parsed
-        .map_err(|problems| anyhow!("{name}: NVIDIA's device plugin would not start with it: {problems}"))?;
-    ensure!(
-        is_nvidia || translated.findings.is_empty(),
-        "{name} is not a configuration file of NVIDIA's device plugin: it has none of the keys version, flags, sharing, \
-         resources, imex"
-    );
-    let refusal = translated.refusal;
-    let mut yaml = translated.yaml;
-    if !refusal.is_empty() {
-        let keys = translated.findings.iter().filter(|finding| finding.refused).map(|finding| &finding.key);
-        yaml += &unsupported(&keys.collect::<Vec<_>>())?;
-    }
-    let converted = Converted { yaml, findings: translated.findings };
-    out.answer(&converted, |converted| {
-        format!("# {name}, converted to a Berth configuration\n{}", converted.yaml)
-    })?;
-    ensure!(refusal.is_empty(), "{name} uses settings that Berth does not support: {refusal}");
-    Ok(())
-}
-
-/// The lines that make Berth refuse a converted file which lacks settings of the original: without them it would be a
-/// valid file with another meaning, such as whole GPUs in place of shares.
-fn unsupported(keys: &[&String]) -> anyhow::Result<String> {
-    let keys = serde_json::to_string(keys)?;
-    Ok(format!(
-        "# The line `unsupported` makes Berth refuse this file: replace its settings as the comments describe, then remove it.\n\
-         unsupported: {keys}\n"
-    ))
 }
 
 /// Prints the manual page of `berth`, or writes the pages of all commands to a folder.

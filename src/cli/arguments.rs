@@ -4,7 +4,7 @@
 use crate::client::{Client, query};
 use crate::complete;
 use crate::names::short_digest;
-use crate::policy::newest_of_several;
+use crate::policy_version::newest_of_several;
 use crate::usage::BadUsage;
 use anyhow::{Context, anyhow, bail};
 use berth_api::{Candidate, PolicyList};

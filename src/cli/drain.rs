@@ -2,7 +2,7 @@
 
 use crate::client::{Client, Temporary, escaped, query};
 use crate::complete;
-use crate::gpu::{ChangedGpus, drain, resolve_all, title};
+use crate::named_gpu::{ChangedGpus, drain, resolve_all, title};
 use crate::output::{Out, printable, report};
 use crate::usage;
 use anyhow::{anyhow, bail};

@@ -2,7 +2,7 @@
 
 use crate::client::{Client, escaped, query};
 use crate::complete;
-use crate::gpu::{gib, resolve};
+use crate::named_gpu::{gib, resolve};
 use crate::output::Column::{Name, Whole};
 use crate::output::{Out, fitted, or_dash, table};
 use crate::usage;

@@ -3,7 +3,7 @@
 use crate::age::age;
 use crate::client::{Client, escaped};
 use crate::complete;
-use crate::gpu;
+use crate::named_gpu::resolve;
 use crate::names::GpuIndices;
 use crate::output::Column::{self, Lines, Name, Whole};
 use crate::output::{Out, fitted, joined, or_dash, table};
@@ -53,7 +53,7 @@ pub(crate) fn on(client: &Client, uuid: &str) -> anyhow::Result<ProcessList> {
 
 fn all(client: &Client, gpu: Option<&str>) -> anyhow::Result<ProcessList> {
     if let Some(gpu) = gpu {
-        return on(client, &gpu::resolve(client, gpu)?);
+        return on(client, &resolve(client, gpu)?);
     }
     let GpuList { items, .. } = client.get("/gpus")?;
     let mut found: Option<ProcessList> = None;

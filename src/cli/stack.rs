@@ -5,7 +5,7 @@ use crate::client::{Client, escaped};
 use crate::names::short_digest;
 use crate::output::Column::{Lines, Name, Text, Whole};
 use crate::output::{Out, fitted, or_dash, table};
-use crate::policy::resolve_newest;
+use crate::policy_version::resolve_newest;
 use anyhow::{Context, bail};
 use berth_api::{
     Activation, ActivationList, MODULE_BYTES_MAX, OnFault, Permissions, PolicyDetail, Stack, StackEntry,

@@ -1,9 +1,9 @@
 //! Two threads that watch the GPUs: one scans all of them every few seconds, one waits for events.
 //! Only they may wait for NVML.
 
-use crate::driver_access::Released;
 use crate::keeper::CommandError;
 use crate::kernel_handle::{BUSY_RETRY, KernelHandle};
+use crate::release::Released;
 use crate::shared::Shared;
 use crate::wake::Wake;
 use berth_kernel::hardware::gpu::{Inventory, Part, Reading, ScanError};

@@ -19,6 +19,7 @@ mod policy_thread;
 pub mod policy_transitions;
 mod priority;
 mod refusals;
+mod release;
 mod shared;
 pub mod stack;
 pub mod transition_log;
@@ -27,13 +28,14 @@ mod wake;
 
 pub use beat::next_beat;
 pub use clock::SystemClock;
-pub use driver_access::{DriverAccess, Release, ReleaseError, ReleaseOrder};
+pub use driver_access::{DriverAccess, ReleaseError, ReleaseOrder};
 pub use gpu_watch::{GpuWatch, InventoryScanner};
 pub use jobs::{ActivateError, FileStack, Granted, Reconfiguration, Unprepared};
 pub use kernel_handle::KernelHandle;
 pub use lab::Lab;
 pub use policies::PolicyService;
 pub use refusals::{REFUSALS_PER_MINUTE_MAX, RefusedRequest};
+pub use release::Release;
 pub use shared::Shared;
 
 use crate::stack::Baseline;

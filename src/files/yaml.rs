@@ -9,7 +9,7 @@ mod read;
 mod tree;
 
 pub use problem::{Position, Problem, Problems, nearest, plain, shown};
-pub use read::LeftOut;
+pub use tree::LeftOut;
 pub use tree::Shape;
 
 use serde::de::DeserializeOwned;

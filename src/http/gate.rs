@@ -6,7 +6,7 @@ use crate::connection_slots::{Slot, Work};
 use crate::failure::{Failure, PROBLEM_JSON, excerpt};
 use crate::peer::Peer;
 use crate::request_body::{self, RequestBody};
-use crate::response_budget::Budget;
+use crate::response_budget::{Budget, is_small};
 use crate::route::{IDENTITY, path};
 use crate::route_table::{Audience, Matched, RouteTable};
 use crate::{etag, query};
@@ -128,7 +128,7 @@ async fn pass(
     {
         work.must_be_taken(bytes);
     }
-    let kept = unread.is_some() || share.is_some() || !request_body::is_small(response.response().body());
+    let kept = unread.is_some() || share.is_some() || !is_small(response.response().body());
     Ok(match kept {
         true => response.map_body(|_, body| request_body::holding(body, unread, work, share)),
         false => response,

@@ -5,7 +5,7 @@
 //! the response holds it.
 
 use crate::connection_slots::{Slot, Work};
-use crate::response_budget::Share;
+use crate::response_budget::{Share, is_small};
 use actix_web::HttpMessage;
 use actix_web::body::{BodySize, BoxBody, MessageBody};
 use actix_web::dev::{Payload, ServiceRequest};
@@ -48,14 +48,6 @@ impl RequestBody {
         request.set_payload(Payload::Stream { payload: Box::pin(look_alike) });
         Some(Self(shared))
     }
-}
-
-/// Largest body that the HTTP library copies at once, bytes: what it buffers before it writes.
-const SMALL_BYTES_MAX: u64 = 32 * 1024;
-
-/// Whether the HTTP library copies the whole body of a response at once.
-pub(crate) fn is_small(body: &BoxBody) -> bool {
-    matches!(body.size(), BodySize::None | BodySize::Sized(..=SMALL_BYTES_MAX))
 }
 
 /// The size of a body that is not small, bytes, if known: a streamed one has the size by which it is counted, and an

@@ -9,7 +9,6 @@
 use crate::failure::Failure;
 use crate::peer::Peer;
 use crate::rate_limit::Client;
-use crate::request_body;
 use actix_web::HttpRequest;
 use actix_web::body::{BodySize, BoxBody, MessageBody};
 use actix_web::dev::ServiceResponse;
@@ -141,7 +140,7 @@ fn weight(response: &ServiceResponse<BoxBody>) -> Option<u32> {
     let body = response.response().body();
     match (given, body.size()) {
         (Some(Weight(kib)), _) => Some(kib).filter(|kib| *kib > 0),
-        (None, BodySize::Sized(bytes)) if !request_body::is_small(body) => Some(kib(bytes)),
+        (None, BodySize::Sized(bytes)) if !is_small(body) => Some(kib(bytes)),
         (None, _) => None,
     }
 }
@@ -233,6 +232,14 @@ impl Drop for Share {
             held.of.remove(&self.client);
         }
     }
+}
+
+/// Largest body that the HTTP library copies at once, bytes: what it buffers before it writes.
+const SMALL_BYTES_MAX: u64 = 32 * 1024;
+
+/// Whether the HTTP library copies the whole body of a response at once.
+pub(crate) fn is_small(body: &BoxBody) -> bool {
+    matches!(body.size(), BodySize::None | BodySize::Sized(..=SMALL_BYTES_MAX))
 }
 
 #[cfg(test)]

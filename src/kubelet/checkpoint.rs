@@ -5,6 +5,7 @@
 //! plugins' responses may contain secrets.
 
 use super::convert::allocation_key;
+pub use super::folder::CHECKPOINT_FILE;
 use super::folder::FileId;
 use super::socket_path::permission_advice;
 use super::wire::v1beta1::ContainerAllocateResponse;
@@ -21,8 +22,6 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-/// The file's name inside `device-plugins/`.
-pub const CHECKPOINT_FILE: &str = "kubelet_internal_checkpoint";
 /// The most bytes that are read. A node of 250 pods with ten resources each and 16 KiB per response
 /// needs 40 MiB.
 pub const CHECKPOINT_BYTES_MAX: u64 = 64 * 1024 * 1024;

@@ -4,7 +4,6 @@
 //! kubelet.sock is a symbolic link, its target's folder is watched too. Events only cause a check of
 //! the files, which are checked at times without one, too.
 
-use super::checkpoint::CHECKPOINT_FILE;
 use super::settings::Settings;
 use crate::socket_path::{NoSocket, socket_metadata};
 use berth_core::next_beat;
@@ -18,6 +17,8 @@ use std::time::{Duration, SystemTime};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
+/// The name of the kubelet's checkpoint inside `device-plugins/`.
+pub const CHECKPOINT_FILE: &str = "kubelet_internal_checkpoint";
 /// Distinguishes a file from its successor of the same name. The inode alone is not enough: a file
 /// system may reuse the number at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

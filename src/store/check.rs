@@ -6,7 +6,7 @@
 //! record makes the sum differ; a lost end of the log makes the number of appends smaller than the
 //! one in [`super::counter`].
 
-use super::codec::{self, DecodeError, FORMAT, split_format};
+use super::codec::{self, Changes, DecodeError, FORMAT, split_format};
 use berth_kernel::node::record::Record;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
@@ -17,9 +17,6 @@ pub(super) const CHECK_KEY: &[u8] = &[0];
 
 /// Most records for which memory is reserved in advance: a damaged count must not allocate more.
 const RECORDS_RESERVED_MAX: usize = 16_384;
-
-/// The new value of each key of an append; `None` deletes the key.
-pub(super) type Changes = BTreeMap<Vec<u8>, Option<Vec<u8>>>;
 
 /// The check record; see the module.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

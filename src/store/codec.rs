@@ -6,7 +6,6 @@
 //! To change the form of a record, raise [`FORMAT`], keep reading the old form, and add golden records
 //! of the new form to `codec/golden.rs`. Format 2 differs from format 1 in marks: it has one per owner.
 
-use super::check::Changes;
 use super::dto;
 use berth_kernel::ids::names::{AllocationId, Digest, GpuId, PartId};
 use berth_kernel::node::ports::StoreError;
@@ -132,6 +131,9 @@ fn decode_body(key: &[u8], format: u8, body: &[u8]) -> Result<Record, String> {
         }
     })
 }
+
+/// The new value of each key of an append; `None` deletes the key.
+pub(super) type Changes = BTreeMap<Vec<u8>, Option<Vec<u8>>>;
 
 /// Encodes the last write of each key.
 pub(super) fn changes(writes: &[Write]) -> Result<Changes, StoreError> {

@@ -1,7 +1,6 @@
 //! Errors of the system and of sled as [`StoreError`]s, with advice on how to fix them.
 
 use super::codec::{DecodeError, FORMAT};
-use super::folder::is_full;
 use berth_kernel::node::ports::StoreError;
 use std::any::Any;
 use std::io::{self, ErrorKind};
@@ -96,4 +95,9 @@ pub(super) fn panic_message(payload: &(dyn Any + Send)) -> String {
         .map(String::as_str)
         .or_else(|| payload.downcast_ref::<&str>().copied());
     format!("sled panicked: {}", message.unwrap_or("no message"))
+}
+
+/// Whether an error shows that the disk, or the quota on it, is full.
+pub(super) fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded)
 }

@@ -20,12 +20,13 @@
 //! memory with links to the store's files, and writes its snapshot there. If the store needs a snapshot, the one of the
 //! copy is kept, in blocks that were allocated before ([`super::snapshot`]).
 
-use super::errors::ErrorFactory;
-use super::handle::SEGMENT_BYTES;
-use super::snapshot::{NEXT, is_snapshot, newest_snapshot};
+mod snapshot;
+
+use super::errors::{ErrorFactory, is_full};
 use berth_files::{self, Links};
 use berth_kernel::node::ports::StoreError;
 use rustix::fs::FallocateFlags;
+use snapshot::{NEXT, is_snapshot, newest_snapshot};
 use std::ffi::OsStr;
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, ErrorKind, Write};
@@ -53,6 +54,9 @@ const ON_DISK: &str = "data.check";
 const MEMORY_FOLDER: &str = "/dev/shm";
 /// Bytes that sled writes to a scratch folder: a segment of a copied log, and a snapshot.
 const OPENING_BYTES: u64 = 4 * 1024 * 1024;
+/// Bytes of a log segment. A page has up to 17 records before it splits, and 3 more after it merges with
+/// a neighbour: 20 x (16 KiB + 65 of the key + overhead) = 330 KiB, under a quarter of a segment.
+pub(super) const SEGMENT_BYTES: usize = 2 * 1024 * 1024;
 /// Bytes that the log has beyond its newest segment: what one append writes, of at most 1 MiB of records and the pages
 /// that they are on, and a further segment that it may begin.
 const ROOM_BYTES: u64 = 2 * SEGMENT_BYTES as u64;
@@ -372,11 +376,6 @@ fn lock_within(file: &File, wait: Duration) -> io::Result<bool> {
 fn create_folder(path: &Path) -> io::Result<()> {
     // The store contains pod names, which other users may not read.
     DirBuilder::new().recursive(true).mode(0o700).create(path)
-}
-
-/// Whether an error shows that the disk, or the quota on it, is full.
-pub(super) fn is_full(error: &io::Error) -> bool {
-    matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded)
 }
 
 /// Removes a folder if it exists.

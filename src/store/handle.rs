@@ -4,7 +4,7 @@ use super::check::{CHECK_KEY, Check, Contents};
 use super::codec;
 use super::counter::Counter;
 use super::errors::{ErrorFactory, panic_message};
-use super::folder::Folder;
+use super::folder::{Folder, SEGMENT_BYTES};
 use berth_kernel::node::ports::StoreError;
 use berth_kernel::node::record::{Meta, Record, Write};
 use std::fs::File;
@@ -14,9 +14,6 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Bytes of a log segment. A page has up to 17 records before it splits, and 3 more after it merges with
-/// a neighbour: 20 x (16 KiB + 65 of the key + overhead) = 330 KiB, under a quarter of a segment.
-pub(super) const SEGMENT_BYTES: usize = 2 * 1024 * 1024;
 /// Bytes of sled's page cache: the pages that grants and ends touch, including those of the oldest history.
 const CACHE_BYTES: u64 = 8 * 1024 * 1024;
 

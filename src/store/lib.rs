@@ -15,7 +15,6 @@ mod handle;
 pub mod journal;
 mod memory;
 mod sled;
-mod snapshot;
 mod transfer;
 
 pub use codec::RECORD_BYTES_MAX;

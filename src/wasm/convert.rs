@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::bindings::berth::policy::types as wit;
 use super::fault;
-use super::view::View;
+use super::view::{Indices, View};
 use berth_kernel::grants::allocation::Limits;
 use berth_kernel::hardware::gpu::Reading;
 use berth_kernel::hardware::triage::{Severity, TriageAnswer};
@@ -24,27 +24,6 @@ pub(super) const HOOKS: [(Hook, wit::Hooks); 4] = [
     (Hook::Admit, wit::Hooks::ADMIT),
     (Hook::Triage, wit::Hooks::TRIAGE),
 ];
-
-/// The parts and devices behind the indices of a node.
-#[derive(PartialEq, Eq)]
-pub(super) struct Indices {
-    pub(super) parts: Vec<PartId>,
-    /// Part, resource and share number by device index.
-    pub(super) devices: Vec<(u32, u32, Option<u32>)>,
-}
-
-impl Indices {
-    /// The part at an index.
-    pub(super) fn part(&self, index: u32) -> Option<PartId> {
-        self.parts.get(usize::try_from(index).ok()?).cloned()
-    }
-
-    /// The device at an index, and the index of its resource.
-    pub(super) fn device(&self, index: u32) -> Option<(DeviceId, u32)> {
-        let (part, resource, share) = *self.devices.get(usize::try_from(index).ok()?)?;
-        Some((DeviceId { part: self.part(part)?, share }, resource))
-    }
-}
 
 /// A question in WIT types.
 #[derive(Debug, Serialize, Deserialize)]

@@ -2,7 +2,7 @@
 
 use wasmtime::{Error, Trap};
 
-use super::call::Guest;
+use super::guest::Guest;
 use super::limits::{ANSWER_BYTES_MAX, FUEL_PER_CALL, GUEST_STACK_BYTES_MAX};
 use berth_kernel::policy::hooks::{Fault, FaultKind, REASON_BYTES_MAX};
 

@@ -6,8 +6,9 @@ use std::borrow::Cow;
 use serde::{Deserialize, Serialize};
 
 use super::bindings::berth::policy::types as wit;
-use super::convert::{HOOKS, Indices, WitQuestion};
+use super::convert::{HOOKS, WitQuestion};
 use super::fault;
+use super::view::Indices;
 use super::view::View;
 use berth_kernel::hardware::gpu::Reading;
 use berth_kernel::ids::names::{DeviceId, PartId, Resource};

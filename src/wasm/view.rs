@@ -25,6 +25,27 @@ use berth_kernel::sharing::part_state::{Device, PartState, Taken};
 /// offered.
 const BASELINE_RESOURCE: &str = "baseline.resource";
 
+/// The parts and devices behind the indices of a node.
+#[derive(PartialEq, Eq)]
+pub(super) struct Indices {
+    pub(super) parts: Vec<PartId>,
+    /// Part, resource and share number by device index.
+    pub(super) devices: Vec<(u32, u32, Option<u32>)>,
+}
+
+impl Indices {
+    /// The part at an index.
+    pub(super) fn part(&self, index: u32) -> Option<PartId> {
+        self.parts.get(usize::try_from(index).ok()?).cloned()
+    }
+
+    /// The device at an index, and the index of its resource.
+    pub(super) fn device(&self, index: u32) -> Option<(DeviceId, u32)> {
+        let (part, resource, share) = *self.devices.get(usize::try_from(index).ok()?)?;
+        Some((DeviceId { part: self.part(part)?, share }, resource))
+    }
+}
+
 /// A snapshot in WIT types, with the parts, resources and devices behind its indices.
 pub(super) struct View {
     ledger: Arc<Ledger>,

@@ -2,39 +2,13 @@
 //! attempt can leave it out.
 
 use super::problem::{list, plain, shown, suggestion};
-use super::tree::{Node, Value};
+use super::tree::{LeftOut, Node, Value};
 use serde::de::{
     DeserializeOwned, DeserializeSeed, Deserializer, Error, Expected, IntoDeserializer, MapAccess, SeqAccess,
     Unexpected, Visitor,
 };
 use serde::forward_to_deserialize_any;
-use std::collections::HashSet;
 use std::fmt;
-
-/// Values and keys of a document that are skipped.
-#[derive(Clone, Debug, Default)]
-pub struct LeftOut(HashSet<u32>);
-
-impl LeftOut {
-    /// Adds a node. Returns false if it was left out already.
-    pub(super) fn add(&mut self, node: u32) -> bool {
-        self.0.insert(node)
-    }
-
-    fn contains(&self, node: &Node) -> bool {
-        self.0.contains(&node.id)
-    }
-
-    /// The items of a list that are not left out.
-    pub(super) fn items<'n>(&self, items: &'n [Node]) -> impl Iterator<Item = &'n Node> {
-        items.iter().filter(move |node| !self.contains(node))
-    }
-
-    /// The entries of a mapping that are not left out.
-    pub(super) fn entries<'n>(&self, entries: &'n [(Node, Node)]) -> impl Iterator<Item = &'n (Node, Node)> {
-        entries.iter().filter(move |(key, value)| !self.contains(key) && !self.contains(value))
-    }
-}
 
 /// Deserializes a value from the tree, without the nodes that are left out.
 pub(super) fn value<T: DeserializeOwned>(root: &Node, left_out: &LeftOut) -> Result<T, Fault> {

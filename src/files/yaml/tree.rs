@@ -1,12 +1,36 @@
 //! The tree of a text: values with their positions.
 
 use super::problem::{Position, Problem, Problems, shown};
-use super::read::LeftOut;
 use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_saphyr::options::{DuplicateKeyPolicy, MergeKeyPolicy, NonFiniteFloatPolicy};
 use serde_saphyr::{Location, Span, Spanned};
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
+
+/// Values and keys of a document that are skipped.
+#[derive(Clone, Debug, Default)]
+pub struct LeftOut(HashSet<u32>);
+
+impl LeftOut {
+    /// Adds a node. Returns false if it was left out already.
+    pub(super) fn add(&mut self, node: u32) -> bool {
+        self.0.insert(node)
+    }
+
+    fn contains(&self, node: &Node) -> bool {
+        self.0.contains(&node.id)
+    }
+
+    /// The items of a list that are not left out.
+    pub(super) fn items<'n>(&self, items: &'n [Node]) -> impl Iterator<Item = &'n Node> {
+        items.iter().filter(move |node| !self.contains(node))
+    }
+
+    /// The entries of a mapping that are not left out.
+    pub(super) fn entries<'n>(&self, entries: &'n [(Node, Node)]) -> impl Iterator<Item = &'n (Node, Node)> {
+        entries.iter().filter(move |(key, value)| !self.contains(key) && !self.contains(value))
+    }
+}
 
 /// Most values in a text: three times those of a simulated machine with ten thousand events.
 const VALUES_MAX: usize = 250_000;

@@ -1,7 +1,7 @@
 //! Links between the GPUs: paths are read once, NVLinks again at times.
 
-use super::facts::{ReadError, invoke, invoke_optional};
 use super::fence::{Fence, Lane, Pending, Steps};
+use super::invoke::{ReadError, invoke, invoke_optional};
 use super::library::OpenNvml;
 use super::map::{self, OutgoingLinks};
 use super::raw;

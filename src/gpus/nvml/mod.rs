@@ -7,6 +7,7 @@
 mod events;
 mod facts;
 mod fence;
+mod invoke;
 mod library;
 mod links;
 mod map;

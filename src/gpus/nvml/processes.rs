@@ -1,7 +1,7 @@
 //! The processes on a GPU or on one of its MIG instances, as NVML lists them.
 
-use super::facts::{ReadError, invoke_optional};
 use super::fence::Steps;
+use super::invoke::{ReadError, invoke_optional};
 use super::map;
 use super::raw::{self, ProcessList};
 use berth_kernel::hardware::gpu::Part;

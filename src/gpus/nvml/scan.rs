@@ -1,8 +1,9 @@
 //! Scans all GPUs; GPUs that do not answer are kept as they were at their last scan.
 
 use super::events::WatchedGpu;
-use super::facts::{self, GpuParts, GpuScan, Identity, LoadScan, ReadError};
+use super::facts::{self, GpuParts, GpuScan, Identity, LoadScan};
 use super::fence::{CallFailure, Lane, Pending, Steps};
+use super::invoke::ReadError;
 use super::links::LinkCache;
 use super::{Session, map};
 use berth_kernel::hardware::gpu::{

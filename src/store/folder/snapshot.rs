@@ -9,8 +9,7 @@
 //! A full disk must not prevent that: a second file has blocks for the next snapshot. It is renamed to the name of the
 //! new snapshot, and the replaced snapshot then takes its place.
 
-use super::folder::{BLOCK_BYTES, Folder, sync_folder};
-use super::handle::SEGMENT_BYTES;
+use super::{BLOCK_BYTES, Folder, SEGMENT_BYTES, sync_folder};
 use berth_files::{self, Links};
 use berth_kernel::node::ports::StoreError;
 use rustix::fs::FallocateFlags;
@@ -56,7 +55,7 @@ impl Folder {
     /// The number of segments of this log that do not begin with zeros. sled zeroes a segment of which no page is in
     /// use only when it opens the log, so the number may include such segments. If it is above one, an opening may zero
     /// some of them.
-    pub(super) fn segments_in_use(&self, log: &File) -> Result<usize, StoreError> {
+    pub(crate) fn segments_in_use(&self, log: &File) -> Result<usize, StoreError> {
         let count = || -> io::Result<usize> {
             let (mut count, mut at) = (0, 0);
             while at < log.metadata()?.len() {
@@ -74,7 +73,7 @@ impl Folder {
     ///
     /// # Errors
     /// If it cannot be written: then sled must not open the log itself.
-    pub(super) fn keep_snapshot(&self, copy: &Path, log: &File) -> Result<(), StoreError> {
+    pub(crate) fn keep_snapshot(&self, copy: &Path, log: &File) -> Result<(), StoreError> {
         let kept = self.replace_snapshot(copy, log);
         kept.map_err(|e| self.errors.io("writing the snapshot of its log", &e))?;
         if let Err(error) = self.reuse_snapshots() {
@@ -122,7 +121,7 @@ impl Folder {
     ///
     /// # Errors
     /// Of kind `StorageFull` if the disk is full.
-    pub(super) fn ensure_room_of_snapshot(&self) -> io::Result<()> {
+    pub(crate) fn ensure_room_of_snapshot(&self) -> io::Result<()> {
         let newest = newest_snapshot(&self.data())?;
         let bytes = newest.map_or(Ok(0), |newest| fs::metadata(newest).map(|file| file.len()))?;
         allocate(&open_next(&self.next_snapshot())?, bytes * 2)

@@ -76,10 +76,7 @@ pub struct StrategyTask {
     last: Option<(Strategy, DeviceAccess)>,
     /// Whether the next check is published even if it finds what the last one found, since the settings changed.
     must_publish: bool,
-    versions: NodeVersions,
-    versions_due: Instant,
-    cluster: berth_cluster::Settings,
-    needs_versions: bool,
+    versions: VersionReader,
     on_change: OnChange,
     kernel: KernelHandle,
 }
@@ -111,10 +108,11 @@ impl StrategyTask {
             current: watch::Sender::new(Arc::new(config.containers.edits.clone())),
             last: None,
             must_publish: false,
-            versions: NodeVersions::default(),
-            versions_due: Instant::now(),
-            cluster: berth_cluster::Settings::new(config.cluster.api_server, config.node.name),
-            needs_versions,
+            versions: VersionReader {
+                known: NodeVersions::default(),
+                due: needs_versions.then(Instant::now),
+                cluster: berth_cluster::Settings::new(config.cluster.api_server, config.node.name),
+            },
             on_change,
             kernel,
         };
@@ -129,7 +127,7 @@ impl StrategyTask {
 
     /// Checks the node once, before the first list is sent.
     pub async fn check_first(&mut self) {
-        if self.needs_versions && timeout(VERSIONS_WAIT_MAX, self.read_versions()).await.is_err() {
+        if !self.versions.read_if_due().await {
             tracing::warn!(
                 "the API server does not answer: the versions of the kubelet and of the container runtime are not known yet"
             );
@@ -144,10 +142,7 @@ impl StrategyTask {
         let mut next_file_check = Instant::now();
         loop {
             let before = Arc::clone(&snapshots.borrow_and_update());
-            if self.needs_versions && Instant::now() >= self.versions_due {
-                // The versions of before are used meanwhile.
-                let _ = timeout(VERSIONS_WAIT_MAX, self.read_versions()).await;
-            }
+            self.versions.read_if_due().await;
             let folders = self.finder.lock().folders();
             let watched = events.as_mut().map(|events| events.watch(folders.iter().map(PathBuf::as_path)));
             self.check().await;
@@ -204,22 +199,10 @@ impl StrategyTask {
         self.applied.send_replace(number);
     }
 
-    async fn read_versions(&mut self) {
-        self.versions_due = Instant::now() + VERSIONS_RETRY;
-        match berth_cluster::node_info(&self.cluster).await {
-            Ok(info) => {
-                self.versions_due = Instant::now() + VERSIONS_INTERVAL;
-                self.versions = NodeVersions::of(&info);
-            }
-            // The connection's own task reports it.
-            Err(error) => tracing::debug!("the versions of the node cannot be read: {error}"),
-        }
-    }
-
     /// Checks the node and publishes what changed.
     async fn check(&mut self) {
         let (finder, ledger, versions) =
-            (Arc::clone(&self.finder), self.kernel.snapshot(), self.versions.clone());
+            (Arc::clone(&self.finder), self.kernel.snapshot(), self.versions.known.clone());
         let check = move || {
             let found = finder.lock().find(&ledger, &versions, Access::Write);
             let device_access = device_access(&found, &ledger);
@@ -272,6 +255,38 @@ impl StrategyTask {
         for warning in found.warnings.iter().filter(is_new) {
             tracing::warn!("CDI specification: {warning}");
         }
+    }
+}
+
+/// Reads the versions of the kubelet and of the container runtime, as the API server shows them.
+struct VersionReader {
+    /// Those of the last successful read.
+    known: NodeVersions,
+    /// When they are read next; `None` if they do not matter, or there is no API server.
+    due: Option<Instant>,
+    cluster: berth_cluster::Settings,
+}
+
+impl VersionReader {
+    /// Reads the versions if they are due. Returns false if the API server did not answer in time; the versions of the
+    /// last read are used then.
+    async fn read_if_due(&mut self) -> bool {
+        if self.due.is_none_or(|due| Instant::now() < due) {
+            return true;
+        }
+        self.due = Some(Instant::now() + VERSIONS_RETRY);
+        let Ok(read) = timeout(VERSIONS_WAIT_MAX, berth_cluster::node_info(&self.cluster)).await else {
+            return false;
+        };
+        match read {
+            Ok(info) => {
+                self.due = Some(Instant::now() + VERSIONS_INTERVAL);
+                self.known = NodeVersions::of(&info);
+            }
+            // The connection's own task reports it.
+            Err(error) => tracing::debug!("the versions of the node cannot be read: {error}"),
+        }
+        true
     }
 }
 

@@ -1,6 +1,6 @@
-//! Keeps the daemon's memory small: reading the store and compiling policies need several times the memory that is
-//! kept.
-#![allow(unsafe_code, reason = "calls the C library's allocator")]
+//! Keeps the daemon's memory small. Reading the store and compiling policies need several times the memory that is
+//! kept, and a third of the program's pages is needed only for the start.
+#![allow(unsafe_code, reason = "calls the C library's allocator, and madvise on the program's pages")]
 
 use berth_core::next_beat;
 use std::fs;
@@ -48,7 +48,7 @@ pub(super) fn configure_allocator() {
 pub(super) async fn trim_periodically() {
     tokio::time::sleep(FIRST_TRIM_DELAY).await;
     // Fails only while the daemon stops.
-    let _ = tokio::task::spawn_blocking(trim_heaps).await;
+    let _ = tokio::task::spawn_blocking(trim).await;
     let mut schedule = TrimSchedule { smallest: resident_bytes(), wait: CHECK_INTERVAL };
     loop {
         tokio::time::sleep_until(next_beat(schedule.wait)).await;
@@ -90,6 +90,13 @@ fn resident_bytes() -> u64 {
     pages * rustix::param::page_size() as u64
 }
 
+/// Returns all unused memory. Takes a few milliseconds.
+fn trim() {
+    trim_heaps();
+    #[cfg(target_os = "linux")]
+    release_program_pages();
+}
+
 /// Returns freed memory. The C library itself returns only free memory at a heap's end.
 fn trim_heaps() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
@@ -100,9 +107,80 @@ fn trim_heaps() {
     }
 }
 
+/// Unmaps the program's pages, which otherwise stay resident after their last use. Needed ones are mapped again from
+/// the page cache or the file.
+#[cfg(target_os = "linux")]
+fn release_program_pages() {
+    let (Ok(program), Ok(smaps)) = (fs::read_link("/proc/self/exe"), fs::read_to_string("/proc/self/smaps"))
+    else {
+        return;
+    };
+    for (begin, end) in clean_mappings(&smaps, &program.to_string_lossy()) {
+        // SAFETY: a private, read-only mapping of a file whose pages all equal the file: the next access reads the same
+        // bytes (madvise(2), MADV_DONTNEED).
+        unsafe {
+            libc::madvise(std::ptr::without_provenance_mut(begin), end - begin, libc::MADV_DONTNEED);
+        }
+    }
+}
+
+/// The address ranges of the program's private, read-only mappings in `/proc/self/smaps` (proc_pid_smaps(5)) without
+/// modified pages. Pages with relocations of the loader are modified.
+fn clean_mappings(smaps: &str, program: &str) -> Vec<(usize, usize)> {
+    let mut ranges = Vec::new();
+    let mut candidate = None;
+    for line in smaps.lines() {
+        if let Some(size) = line.strip_prefix("Anonymous:") {
+            ranges.extend(candidate.take().filter(|_| size.trim() == "0 kB"));
+        } else if let Some((range, rights, path)) = parse_header(line) {
+            let is_read_only = matches!(rights, "r--p" | "r-xp" | "--xp");
+            candidate = (is_read_only && path == program).then_some(range);
+        }
+    }
+    ranges
+}
+
+/// Range, rights and path of a mapping, from `begin-end rights offset device inode path`; the path may contain spaces.
+fn parse_header(line: &str) -> Option<((usize, usize), &str, &str)> {
+    let mut fields = line.splitn(6, ' ');
+    let (begin, end) = fields.next()?.split_once('-')?;
+    let number = |hex| usize::from_str_radix(hex, 16).ok();
+    let range = (number(begin)?, number(end)?);
+    let rights = fields.next()?;
+    Some((range, rights, fields.nth(3).unwrap_or_default().trim_start()))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const SMAPS: &str = "\
+55d0c0000000-55d0c1000000 r--p 00000000 fe:00 12 /usr/bin/a berth
+Size:              16384 kB
+Anonymous:             0 kB
+55d0c1000000-55d0c3000000 r-xp 01000000 fe:00 12                         /usr/bin/a berth
+Anonymous:             0 kB
+VmFlags: rd ex mr mw me
+55d0c3000000-55d0c3100000 r--p 03000000 fe:00 12 /usr/bin/a berth
+Anonymous:          1024 kB
+55d0c3100000-55d0c3200000 rw-p 03100000 fe:00 12 /usr/bin/a berth
+Anonymous:             0 kB
+7f0000000000-7f0000001000 r-xp 00000000 fe:00 13 /usr/lib/libc.so.6
+Anonymous:             0 kB
+7f0000002000-7f0000003000 rw-p 00000000 00:00 0
+Anonymous:             0 kB
+ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0 [vsyscall]
+Anonymous:             0 kB
+";
+
+    #[test]
+    fn only_unmodified_mappings_of_the_program_are_released() {
+        let range = |begin: usize, end: usize| (begin << 20, end << 20);
+        let expected = [range(0x55d_0c00, 0x55d_0c10), range(0x55d_0c10, 0x55d_0c30)];
+        assert_eq!(clean_mappings(SMAPS, "/usr/bin/a berth"), expected);
+        assert_eq!(clean_mappings(SMAPS, "/usr/bin/a"), []);
+        assert_eq!(clean_mappings("", ""), []);
+    }
 
     #[test]
     fn memory_in_use_is_checked_less_and_less_often() {
@@ -120,5 +198,20 @@ mod tests {
         assert!(!schedule.has_grown(18 * MIB) && schedule.has_grown(43 * MIB));
         schedule.record_trim(43 * MIB);
         assert!(!schedule.has_grown(40 * MIB) && schedule.wait == CHECK_INTERVAL);
+    }
+
+    #[test]
+    fn the_program_runs_after_its_pages_are_released() {
+        let program = fs::read_link("/proc/self/exe").unwrap();
+        let smaps = fs::read_to_string("/proc/self/smaps").unwrap();
+        assert!(!clean_mappings(&smaps, &program.to_string_lossy()).is_empty());
+        // An address that the loader relocated: a released page would have the file's value.
+        type Clean = fn(&str, &str) -> Vec<(usize, usize)>;
+        static RELOCATED: [Clean; 1] = [clean_mappings];
+        let address = || std::hint::black_box(&RELOCATED)[0] as usize;
+        let before = address();
+        trim();
+        assert_eq!(address(), before);
+        assert_eq!(std::hint::black_box(&RELOCATED)[0](SMAPS, "/usr/bin/a berth").len(), 2);
     }
 }

@@ -9,7 +9,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Words with `--` that are flags of other programs, or rights in a map of memory.
-const NOT_OF_BERTH: [&str; 13] = [
+const NOT_OF_BERTH: [&str; 14] = [
     "--default-runtime",
     "--driver-root",
     "--folder",
@@ -23,6 +23,7 @@ const NOT_OF_BERTH: [&str; 13] = [
     "--show-managed-fields",
     "--test",
     "--validate",
+    "--xp",
 ];
 
 fn root() -> PathBuf {

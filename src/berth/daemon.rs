@@ -13,7 +13,6 @@ mod access;
 mod admin_api;
 mod configuration;
 mod exit_signals;
-mod memory;
 mod progress;
 mod reload;
 mod running;

@@ -13,6 +13,7 @@ pub mod keeper;
 mod kernel_handle;
 pub mod lab;
 pub mod log_limit;
+pub mod memory;
 pub mod metrics;
 pub mod policies;
 mod policy_thread;

@@ -43,7 +43,7 @@ enum StopReason {
 /// # Errors
 /// If the daemon cannot start or run, with the cause and the fix.
 pub fn serve(config: Config, traces: Option<Pump>) -> anyhow::Result<()> {
-    super::memory::configure_allocator();
+    berth_core::memory::configure_allocator();
     match run(run_until_signal(config, Options::default()), traces)? {
         StopReason::Signal => Ok(()),
         // The next program would not know of a signal that arrived during the stop.

@@ -2,7 +2,7 @@
 //! kept, and a third of the program's pages is needed only for the start.
 #![allow(unsafe_code, reason = "calls the C library's allocator, and madvise on the program's pages")]
 
-use berth_core::next_beat;
+use crate::next_beat;
 use std::fs;
 use std::time::Duration;
 
@@ -29,7 +29,7 @@ const MMAP_THRESHOLD_BYTES: i32 = 256 * 1024;
 const TRIM_THRESHOLD_BYTES: i32 = 512 * 1024;
 
 /// Configures the C library's allocator; called before threads start.
-pub(super) fn configure_allocator() {
+pub fn configure_allocator() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     for (setting, value) in [
         (libc::M_ARENA_MAX, HEAPS_MAX),
@@ -45,7 +45,7 @@ pub(super) fn configure_allocator() {
 
 /// Returns freed memory to the system: once after the start, then whenever the resident memory has grown, as after many
 /// clients, uploads or long lists.
-pub(super) async fn trim_periodically() {
+pub async fn trim_periodically() {
     tokio::time::sleep(FIRST_TRIM_DELAY).await;
     // Fails only while the daemon stops.
     let _ = tokio::task::spawn_blocking(trim).await;

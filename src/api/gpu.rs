@@ -3,7 +3,7 @@
 use super::drain::Drain;
 use super::health::HealthState;
 use super::values::values;
-use berth_kernel::hardware::{gpu as kernel, health};
+use berth_kernel::hardware::gpu as kernel;
 use berth_kernel::sharing::offer;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;

@@ -7,6 +7,7 @@ use berth_kernel::node::ledger::Ledger;
 use berth_kernel::policy::hooks::{self as kernel};
 use berth_kernel::policy::version::PolicyVersion;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use utoipa::ToSchema;
 
 /// Policy versions, by name and age.

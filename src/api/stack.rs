@@ -1,8 +1,8 @@
 //! The stack of policies and their call statistics; the history of active stacks, and rollbacks.
 
-use crate::decision::parameters;
+use crate::gpu::OfferLine;
 use crate::non_empty;
-use crate::policy::Hook;
+use crate::policy::{Hook, parameters};
 use crate::values::values;
 use berth_kernel::ids::time::rfc3339;
 use berth_kernel::node::ledger::Ledger;

@@ -1,7 +1,6 @@
 //! Trials: a policy applied to the node's present state, without effect.
 
 use crate::decision::{DecisionCall, Outcome};
-use crate::gpu::OfferLine;
 use crate::policy::Hook;
 use crate::stack::{NewStackEntry, OnFault, Permissions, TrialOffer, TrialResource};
 use serde::{Deserialize, Serialize};

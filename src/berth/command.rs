@@ -64,7 +64,7 @@ fn dispatch(cli: &Cli, out: &mut Out) -> anyhow::Result<bool> {
             berth_checks::config::run(file, skipped, serve, out)?;
         }
         Command::Config { command: ConfigCommand::FromNvidia { file } } => {
-            berth_checks::nvidia::run(file, out)?
+            berth_checks::nvidia::run(file, out)?;
         }
         Command::Node { command: NodeCommand::Client(command) } => {
             berth_cli::run(Request::Node(command), client, out)?;

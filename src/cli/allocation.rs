@@ -5,7 +5,7 @@ use crate::client::{Client, escaped, query};
 use crate::complete;
 use crate::confirm::warn_and_ask;
 use crate::decision;
-use crate::gpu;
+use crate::named_gpu;
 use crate::names::{GpuIndices, pod_name};
 use crate::output::Column::{Name, Whole};
 use crate::output::{Out, facts, fitted, or_dash, table};
@@ -154,7 +154,7 @@ const PAGE: usize = 1000;
 
 /// Fetches pages until there are as many allocations as the filter allows.
 fn fetch(filter: &AllocationFilter, client: &Client) -> anyhow::Result<AllocationList> {
-    let gpu = filter.gpu.as_deref().map(|g| gpu::resolve(client, g)).transpose()?;
+    let gpu = filter.gpu.as_deref().map(|g| named_gpu::resolve(client, g)).transpose()?;
     // `--pod` also takes `namespace/name`, as tables print it.
     let (namespace, pod) = match filter.pod.as_deref().and_then(|pod| pod.split_once('/')) {
         Some((namespace, pod)) if filter.namespace.as_deref().is_none_or(|given| given == namespace) => {

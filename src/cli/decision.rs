@@ -3,7 +3,7 @@
 use crate::age::{age, parse_time_or_duration};
 use crate::client::{Client, escaped, query};
 use crate::complete;
-use crate::gpu;
+use crate::named_gpu;
 use crate::names::GpuIndices;
 use crate::output::Column::{Lines, Name, Text, Whole};
 use crate::output::{Out, facts, fitted, joined, table};
@@ -102,7 +102,7 @@ pub(crate) fn explain(id: &str, client: &Client, out: &mut Out) -> anyhow::Resul
 
 /// Fetches pages until there are as many decisions as the filter allows, or no more.
 fn fetch(filter: &DecisionFilter, client: &Client) -> anyhow::Result<DecisionRecordList> {
-    let gpu = filter.gpu.as_deref().map(|g| gpu::resolve(client, g)).transpose()?;
+    let gpu = filter.gpu.as_deref().map(|g| named_gpu::resolve(client, g)).transpose()?;
     let page = |left: usize, cursor: Option<&str>| {
         let query = query(&[
             ("limit", Some(&left.clamp(1, PAGE).to_string())),

@@ -3,7 +3,7 @@
 use crate::age::parse_time_or_duration;
 use crate::client::{Client, Temporary, query, shown};
 use crate::complete;
-use crate::gpu;
+use crate::named_gpu;
 use crate::output::{self, Out, Output, in_lines, or_dash, terminal_columns};
 use berth_api::{Event, EventHistory, EventKind};
 use clap::Args;
@@ -65,7 +65,7 @@ pub(crate) fn run(args: &EventsArgs, client: &Client, out: &mut Out) -> anyhow::
         return Err(super::usage::BadUsage(rule).into());
     }
     let kinds = (!args.kind.is_empty()).then(|| args.kind.join(","));
-    let gpu = args.gpu.as_deref().map(|gpu| gpu::resolve(client, gpu)).transpose()?;
+    let gpu = args.gpu.as_deref().map(|gpu| named_gpu::resolve(client, gpu)).transpose()?;
     let mut heading = out.is_table();
     if let (Some(last), true) = (args.since, args.no_follow) {
         return show_past(last, args, gpu.as_deref(), client, out, &mut heading).map(|_| ());

@@ -6,18 +6,16 @@ use crate::complete;
 use crate::drain::DrainArgs;
 use crate::history::HistoryArgs;
 use crate::named_gpu::{ChangedGpus, drain, gib, resolve, resolve_all, title};
-use crate::names::{GpuIndices, pod_name, scheduling, scheduling_of, unidentified};
+use crate::names::{GpuIndices, pod_name, scheduling_of, unidentified};
 use crate::output::Column::{Lines, Name, Whole};
 use crate::output::{Out, facts, fitted, joined, or_dash, table};
 use crate::process;
-use anyhow::bail;
 use berth_api::{
-    AllocationList, Cordon, Device, DeviceState, Drain, DrainState, Gpu, GpuList, GpuSummary, Health,
-    HealthState, HealthTurn, Link, Mark, MarkHealthy, MarkKind, Part, ResourceUse,
+    AllocationList, Cordon, Device, DeviceState, DrainState, Gpu, GpuList, GpuSummary, Health, HealthState,
+    HealthTurn, Link, Mark, MarkHealthy, MarkKind, Part, ResourceUse,
 };
 use clap::Subcommand;
 use clap_complete::engine::ArgValueCandidates;
-use serde::Serialize;
 
 /// `berth gpu`.
 #[derive(Subcommand, Debug)]

@@ -7,7 +7,7 @@ use crate::comparison::{self, TrialCommand};
 use crate::complete;
 use crate::names::{name_with_digest, short_digest};
 use crate::output::Column::{Name, Text, Whole};
-use crate::output::{Out, facts, fitted, joined, note, table};
+use crate::output::{Out, facts, fitted, joined, table};
 use crate::parameters;
 use crate::policy_version::{find, resolve_newest};
 use crate::stack::{self, stack_table};

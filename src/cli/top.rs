@@ -1,7 +1,7 @@
 //! `berth top`: GPUs and pods with their present use, redrawn on a terminal until `q`.
 
 use crate::client::{Client, Temporary, query};
-use crate::gpu::gib;
+use crate::named_gpu::gib;
 use crate::names::{GpuIndices, pod_name, scheduling_of};
 use crate::output::Column::{Name, Whole};
 use crate::output::{COLUMNS, Out, fitted_to, or_dash};

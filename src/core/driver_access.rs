@@ -6,9 +6,8 @@ use crate::kernel_handle::KernelHandle;
 use crate::release::Release;
 use berth_kernel::ids::names::AllocationId;
 use berth_kernel::node::ledger::Ledger;
-use parking_lot::Mutex;
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// How long a release waits for running calls of the driver.
 const CLOSE_WAIT: Duration = Duration::from_secs(10);

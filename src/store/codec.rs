@@ -12,6 +12,7 @@ use berth_kernel::node::ports::StoreError;
 use berth_kernel::node::record::{Record, RecordKey, Write};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use std::collections::BTreeMap;
 
 /// The format that this release writes, and the newest one that it reads.
 pub const FORMAT: u8 = 2;

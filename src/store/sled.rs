@@ -27,8 +27,8 @@
 //! Undetected: a whole folder, including the counter, that is restored to an older state; and see
 //! [`super::counter`].
 
-use super::check::{CHECK_KEY, Changes, Contents};
-use super::codec;
+use super::check::{CHECK_KEY, Contents};
+use super::codec::{self, Changes};
 use super::counter::Counter;
 use super::errors::ErrorFactory;
 use super::folder::{Folder, is_in_place};

@@ -48,7 +48,7 @@ use convert::WitQuestion;
 use limits::MODULE_BYTES_MAX;
 use module::{Installed, Module};
 use recorded::Recorded;
-use view::ViewCache;
+use view::{Indices, ViewCache};
 
 use berth_kernel::hardware::mig::MigStrategy;
 use berth_kernel::ids::names::{Digest, Resource};

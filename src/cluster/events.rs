@@ -114,7 +114,7 @@ impl Collector {
         if let Some(dropped) = self.allowance.take_dropped(now) {
             tracing::warn!(
                 dropped,
-                "events were dropped: there were more than the limit of a minute, or the API server did not accept them in time"
+                "events were dropped: there were more than a minute allows, or the API server did not accept them in time"
             );
         }
     }

@@ -232,7 +232,8 @@ fn update_file(path: &Path, labels: &Labels, on_node: &OtherWriter) -> Result<()
     };
     let not_removed = file::remove(path).err().map(|error| format!(" ({shown} cannot be removed: {error})"));
     Err(format!(
-        "another program writes the labels: its label {OTHER_WRITER} is {other}; remove GPU feature discovery from the node, or remove `labels.nfdFile`{}",
+        "another program labels the node: its label {OTHER_WRITER} is {other}; remove GPU feature discovery from the node, \
+         or remove `labels.nfdFile`{}",
         not_removed.unwrap_or_default()
     ))
 }

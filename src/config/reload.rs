@@ -298,7 +298,10 @@ impl Config {
 
 /// A value on one line, unless its section may hold credentials.
 fn shown(key: &str, value: &str) -> String {
-    if HIDDEN.iter().any(|section| key.starts_with(section)) {
+    let is_in = |section: &&str| {
+        key.strip_prefix(*section).is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
+    };
+    if HIDDEN.iter().any(is_in) {
         return "(not shown)".into();
     }
     let mut text: String = value.chars().take(VALUE_CHARACTERS_MAX).flat_map(char::escape_debug).collect();
@@ -382,7 +385,7 @@ mod tests {
         let running = load(folder.path(), "gpus: sim:1xt4\n", &args);
         let changed = "gpus: sim:1xt4\nadminListen: 127.0.0.1:2\nhealthListen: 127.0.0.1:3\n";
         let reloaded = running.reloaded(load(folder.path(), changed, &args));
-        assert_eq!(lines(&reloaded, Effect::Overridden), ["adminListen: (not shown) (new)"]);
+        assert_eq!(lines(&reloaded, Effect::Overridden), ["adminListen: 127.0.0.1:2 (new)"]);
         assert_eq!(lines(&reloaded, Effect::AfterRestart), ["healthListen: 127.0.0.1:3 (new)"]);
     }
 

@@ -15,8 +15,8 @@ pub struct Release {
     pub why: String,
     /// Its start, milliseconds since 1970.
     pub since_wall_ms: u64,
-    /// Its end, milliseconds since 1970. It ends earlier with [`DriverAccess::resume`], or once another driver is
-    /// loaded.
+    /// Its end, milliseconds since 1970. It ends earlier with [`crate::DriverAccess::resume`], or once another driver
+    /// is loaded.
     pub until_wall_ms: u64,
 }
 

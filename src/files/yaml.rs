@@ -9,8 +9,7 @@ mod read;
 mod tree;
 
 pub use problem::{Position, Problem, Problems, nearest, plain, shown};
-pub use tree::LeftOut;
-pub use tree::Shape;
+pub use tree::{LeftOut, Shape};
 
 use serde::de::DeserializeOwned;
 use std::collections::BTreeMap;

@@ -19,6 +19,7 @@ use tokio::task::JoinHandle;
 
 /// The name of the kubelet's checkpoint inside `device-plugins/`.
 pub const CHECKPOINT_FILE: &str = "kubelet_internal_checkpoint";
+
 /// Distinguishes a file from its successor of the same name. The inode alone is not enough: a file
 /// system may reuse the number at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -7,7 +7,7 @@
 //! appends of the last 30 s, if the drive acknowledged a flush that it did not perform.
 //!
 //! A clean stop writes the digest of all the store's files into the counter's file, if the log has only one segment in
-//! use ([`super::snapshot`]) and the files are small enough to be kept in memory. If the digest matches at the next
+//! use ([`super::folder`]) and the files are small enough to be kept in memory. If the digest matches at the next
 //! start, the store is opened without checking a copy first: sled has nothing to repair in it, unless it was damaged in
 //! use.
 

@@ -12,13 +12,13 @@
 //! The copy: sled repairs a store when it opens it, by truncating what it cannot read; a store that it cannot read
 //! completely must stay unchanged, so that other tools can recover it. The copy is in memory, since a full disk has no
 //! room for it, or next to the store if memory does not suffice. A store that is unchanged since a clean stop needs no
-//! copy if its log has one segment in use ([`super::counter`], [`super::snapshot`]).
+//! copy if its log has one segment in use ([`super::counter`], [`snapshot`]).
 //!
 //! The room: a full disk must not prevent a start. When sled opens a store it fills the newest segment of its log with
 //! zeros and writes a snapshot of its page table. The log always has the blocks of its newest segment and of
 //! [`ROOM_BYTES`] after it ([`Folder::ensure_room`]), which no other program can take. sled gets a scratch folder in
 //! memory with links to the store's files, and writes its snapshot there. If the store needs a snapshot, the one of the
-//! copy is kept, in blocks that were allocated before ([`super::snapshot`]).
+//! copy is kept, in blocks that were allocated before ([`snapshot`]).
 
 mod snapshot;
 

@@ -268,8 +268,8 @@ struct VersionReader {
 }
 
 impl VersionReader {
-    /// Reads the versions if they are due. Returns false if the API server did not answer in time; the versions of the
-    /// last read are used then.
+    /// Reads the versions if they are due. Returns false if the API server did not answer in time; an error is an
+    /// answer. The versions of the last successful read are used then.
     async fn read_if_due(&mut self) -> bool {
         if self.due.is_none_or(|due| Instant::now() < due) {
             return true;

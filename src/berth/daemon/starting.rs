@@ -350,7 +350,7 @@ impl Base {
                 Ok(entries) => {
                     tracing::info!(
                         entries,
-                        "compared the kubelet's checkpoint with the store, and adopted unknown allocations"
+                        "the kubelet's checkpoint was read; devices in it without a record were adopted"
                     );
                     return finish();
                 }

@@ -146,7 +146,7 @@ fn checkpoint(path: &Path, skip_adoption: bool) -> Line {
     match read_checkpoint(path) {
         line if skip_adoption && line.level == Level::Fail => Line {
             level: Level::Warn,
-            fix: Some("remove --skip-adoption once the checkpoint is readable; with it, the devices of running pods are not adopted".into()),
+            fix: Some("make the checkpoint readable and remove --skip-adoption: with it, devices of running pods are not adopted".into()),
             ..line
         },
         line => line,

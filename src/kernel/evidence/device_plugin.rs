@@ -172,7 +172,7 @@ impl<'v> Sources<'v> {
             })
         });
         let (learned, known) = self.learn(ledger, allocation, entry, began_after_grant);
-        let listed = match (&known.namespace, &known.pod, list) {
+        let is_pod_listed = match (&known.namespace, &known.pod, list) {
             (Some(namespace), Some(pod), Some(list)) => {
                 list.pods.contains(&(namespace.clone(), pod.clone()))
                     && (entry.is_some()
@@ -197,17 +197,17 @@ impl<'v> Sources<'v> {
         Evidence {
             by_id,
             has_entry: entry.is_some(),
-            is_container_listed: self.is_listed(ledger, allocation, &known),
+            is_container_listed: self.is_container_listed(ledger, allocation, &known),
             contested: entry.is_some() && on_devices.iter().any(is_of_another_pod),
             in_checkpoint: by_id || (by_device && !under_another_id),
             under_another_pod: !on_devices.is_empty() && on_devices.iter().all(is_of_another_pod),
-            is_shown: entry.is_some() || listed,
+            is_shown: entry.is_some() || is_pod_listed,
             can_be_shown: if known.pod.is_some() { list.is_some() } else { view.checkpoint.is_some() },
             // A pod that still runs other containers does not keep a superseded grant live.
-            is_gone: !by_id && (reissued || !(by_device || listed)),
+            is_gone: !by_id && (reissued || !(by_device || is_pod_listed)),
             learned,
             reissued,
-            is_pod_listed: listed,
+            is_pod_listed,
         }
     }
 
@@ -269,7 +269,7 @@ impl<'v> Sources<'v> {
 
     /// Whether `List` shows the allocation's container with exactly its devices, or shows one of its devices in any
     /// container while this is the newest allocation of that device.
-    fn is_listed(&self, ledger: &Ledger, allocation: &Allocation, known: &Holder) -> bool {
+    fn is_container_listed(&self, ledger: &Ledger, allocation: &Allocation, known: &Holder) -> bool {
         let with_devices = self.listed.get(&(&allocation.resource, allocation.devices.as_slice()));
         let mut containers = with_devices.into_iter().flatten().map(|holding| &holding.container);
         let newest = |id| ledger.holders_of(&allocation.resource, id).last() == Some(&allocation.id);

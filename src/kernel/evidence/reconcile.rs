@@ -170,10 +170,11 @@ impl<'a> Pass<'a> {
 
     /// The rules of ends (I6). The kubelet's sources need settling times and two passes, since they are empty or
     /// partial after a restart. The pods source, which has all pods by UID, overrides them. An allocation stays while
-    /// it shows the pod alive. If it showed that the pod finished, the allocation ends in one pass, provided that the
-    /// kubelet has released the devices, too. A pod that is gone without having finished was force-deleted, and the
-    /// kubelet forgets it before its containers end: its allocation ends after two passes, without settling times.
-    /// Without a checkpoint a finished or gone pod ends an allocation after the settling times and two passes.
+    /// it shows the pod alive, unless its devices were granted to that pod again. If it showed that the pod finished,
+    /// the allocation ends in one pass, provided that the kubelet has released the devices, too. A pod that is gone
+    /// without having finished was force-deleted, and the kubelet forgets it before its containers end: its allocation
+    /// ends after two passes, without settling times. Without a checkpoint a finished or gone pod ends an allocation
+    /// after the settling times and two passes.
     fn judge(&self, allocation: &Allocation, evidence: &Evidence, sighting: &Sighting) -> Outcome {
         let (view, timing, at) = (self.view, self.timing, self.at);
         // `List` must have answered in either case: it shows that the kubelet has loaded its pods.
@@ -235,7 +236,8 @@ fn decide_ends(
     let all_known = ledger.live.keys().filter(|id| had_holder(id) && !ended(id)).count();
     if !seen_any && restarted && missed_known >= 2 && missed_known == all_known {
         let reason = format!(
-            "all {missed_known} allocations vanished across a kubelet restart; no allocation ends until the kubelet shows one of them again, or an operator ends them with `berth allocation end`"
+            "all {missed_known} allocations vanished across a kubelet restart; none of them ends until the kubelet \
+             shows a live allocation again, or an operator ends them with `berth allocation end`"
         );
         plan.ends_withheld = Some(reason.into());
     }

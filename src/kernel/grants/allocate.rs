@@ -134,7 +134,9 @@ fn check_grantable_request(ledger: &Ledger, request: &AdmitRequest, attempt: Att
         let part = ledger.part(&id.part).ok_or_else(unknown)?;
         let device = part.device(&request.resource, id.share).ok_or_else(unknown)?;
         if !is_reused(ledger, device, attempt) {
-            ledger.check_grantable(part)?;
+            if let Some(why) = ledger.ungrantable(part) {
+                return Err(why.refusal(part));
+            }
             // A held device that is no longer offered is retiring: if new pods got it, it would never become free. The
             // devices of a GPU that the configuration excludes are not granted either.
             if !ledger.may_grant_device(&request.resource, id) {

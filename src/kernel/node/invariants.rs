@@ -45,6 +45,9 @@ pub(crate) fn i3_a_healthy_device_is_held_or_grantable(ledger: &Ledger) {
     for resource in ledger.resources() {
         let is_withdrawn = ledger.breakers.get(&resource).is_some_and(|b| b.phase != Phase::Closed);
         let list = listing(ledger, &resource);
+        if ledger.device_access.no_strategy.is_some() {
+            assert!(list.iter().all(|l| !l.healthy), "I3: no device can be passed to a container: {list:?}");
+        }
         let free = |l: &&ListedDevice| l.healthy && !ledger.device(&resource, &l.id).unwrap().held();
         for part in ledger.parts.values() {
             let listed = list.iter().filter(|l| l.id.part == part.part.id);

@@ -108,6 +108,37 @@ pub struct Ledger {
     pub past_stacks: Arc<PastStacks>,
 }
 
+/// Why no new grant may be made on a part. Device lists only need to know that there is a reason, so nothing is copied
+/// before an Allocate is refused.
+pub(crate) enum Ungrantable<'l> {
+    UnknownGpu,
+    Vanished,
+    /// With the reason of its health.
+    Unhealthy(&'l str),
+    /// Its GPU has marks.
+    Cordoned(&'l GpuState),
+    NoCdiName,
+}
+
+impl Ungrantable<'_> {
+    /// The refusal of an Allocate for this part.
+    pub(crate) fn refusal(&self, part: &PartState) -> Refusal {
+        let gpu = part.part.gpu.clone();
+        match self {
+            Self::UnknownGpu => Refusal::UnknownGpu { gpu },
+            Self::Vanished => Refusal::Vanished { gpu },
+            Self::Unhealthy(reason) => Refusal::Unhealthy { gpu, reason: (*reason).to_owned() },
+            Self::Cordoned(state) => {
+                let drain = state.drain();
+                let mark = drain.mark();
+                let by = mark.map(|mark| mark.by.clone()).unwrap_or_default();
+                Refusal::Cordoned { gpu, by, why: mark.map(|mark| mark.reason()).unwrap_or_default() }
+            }
+            Self::NoCdiName => Refusal::NoCdiName { part: part.part.id.clone() },
+        }
+    }
+}
+
 impl Ledger {
     /// This ledger under other rules, such as those of a changed configuration that is tried.
     #[must_use]
@@ -188,29 +219,26 @@ impl Ledger {
     /// Whether new grants may be made on this part (I4).
     #[must_use]
     pub fn may_grant(&self, part: &PartState) -> bool {
-        !self.is_excluded(part) && self.check_grantable(part).is_ok()
+        self.device_access.no_strategy.is_none()
+            && !self.is_excluded(part)
+            && self.ungrantable(part).is_none()
     }
 
-    /// The state of a part in which no new grant may be made on it, as the refusal of an Allocate. Device lists use it
-    /// through [`Self::may_grant`], so that no device is listed as Healthy whose Allocate would be refused (I3).
-    pub(crate) fn check_grantable(&self, part: &PartState) -> Result<(), Refusal> {
-        let gpu = || part.part.gpu.clone();
-        let Some(state) = self.gpu_of(part) else {
-            return Err(Refusal::UnknownGpu { gpu: gpu() });
-        };
+    /// Why no new grant may be made on this part (I4), apart from an exclusion by the configuration and from a node
+    /// without a strategy. Device lists use it through [`Self::may_grant`], so that no device is listed as Healthy
+    /// whose Allocate would be refused (I3).
+    pub(crate) fn ungrantable(&self, part: &PartState) -> Option<Ungrantable<'_>> {
+        let Some(state) = self.gpu_of(part) else { return Some(Ungrantable::UnknownGpu) };
         if !part.present || state.health.state == HealthState::Vanished {
-            return Err(Refusal::Vanished { gpu: gpu() });
+            return Some(Ungrantable::Vanished);
         }
         if state.health.state == HealthState::Unhealthy {
-            return Err(Refusal::Unhealthy { gpu: gpu(), reason: state.health.reason.clone() });
+            return Some(Ungrantable::Unhealthy(&state.health.reason));
         }
-        if let Some(mark) = state.drain().mark() {
-            return Err(Refusal::Cordoned { gpu: gpu(), by: mark.by.clone(), why: mark.reason() });
+        if !state.marks.is_empty() {
+            return Some(Ungrantable::Cordoned(state));
         }
-        if !self.device_access.is_named(part) {
-            return Err(Refusal::NoCdiName { part: part.part.id.clone() });
-        }
-        Ok(())
+        (!self.device_access.is_named(part)).then_some(Ungrantable::NoCdiName)
     }
 
     /// Whether this device may be granted to a new pod once it is free (I4). False for a retiring device.

@@ -341,8 +341,11 @@ impl World {
             Op::NameParts { mask } => {
                 let named = (0..PARTS).filter(|i| mask & (1 << i) != 0).map(part_id);
                 let named = named.filter_map(|id| Some((id.clone(), NamedPart::of(self.ledger.part(&id)?))));
-                let named_parts = Some(Arc::new(named.collect()));
+                // A node without any name has no strategy either.
+                let no_strategy = (*mask == 0).then(|| "no CDI specification".into());
+                let named_parts = (*mask != 0).then(|| Arc::new(named.collect()));
                 self.apply(&Command::SetDeviceAccess(DeviceAccess {
+                    no_strategy,
                     named_parts,
                     ..DeviceAccess::default()
                 }))

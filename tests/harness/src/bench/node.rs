@@ -163,7 +163,7 @@ impl<'h> Node<'h> {
                 device_plugins: folder.path().join("device-plugins"),
                 root_dir: folder.path().to_owned(),
                 edits: berth_kubelet::fixed_edits(Edits::default()),
-                // The stand-in has no pods, so a round would find fault with every allocation.
+                // The stand-in has no pods, so a reconcile pass would find fault with every allocation.
                 reconcile: ReconcileTiming { list_interval: PATIENCE, ..ReconcileTiming::default() },
                 timeouts: Timeouts::default(),
             };

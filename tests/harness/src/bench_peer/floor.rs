@@ -143,7 +143,7 @@ fn version(bench: &Bench) -> Result<f64> {
 }
 
 /// The median time in which sled opens and reads a new store that was closed before, in seconds. sled's threads run
-/// already. The settings are those of `src/store/handle.rs`.
+/// already. The settings are those of `src/store/handle.rs` and `src/store/folder.rs`.
 fn open(bench: &Bench, folder: &Path) -> Result<f64> {
     drop(SledStore::open(folder)?);
     let config = sled::Config::new().path(folder.join("data")).segment_size(2 << 20);

@@ -304,8 +304,8 @@ impl World {
         self.last = Arc::clone(&after);
         self.older = after;
         self.daemon = Some(daemon);
-        let bring_up_uninterrupted = self.bring_up();
-        if !bring_up_uninterrupted {
+        let is_up = self.bring_up();
+        if !is_up {
             self.die();
         }
         self.stream();

@@ -181,6 +181,7 @@ impl Config {
     /// These settings changed to `new` as far as a running daemon can: sharing, container edits, health rules, timing
     /// and limits of the kernel. Addresses, folders, the GPU source, access and export are read once at the start,
     /// since other programs are configured with them or since their parts cannot be replaced without an interruption.
+    /// A section that is not named here is kept, so a new one whose keys are applied has to be added.
     #[must_use]
     pub fn reloaded(&self, new: Self) -> Reloaded {
         let needs_restart = self.needs_restart(&new);

@@ -65,7 +65,8 @@ impl TransitionStream {
         batches
     }
 
-    /// Sends the batches until the kernel ends, or no subscriber is left. It is the only reader of the kernel's refused requests.
+    /// Sends the batches until the kernel ends, or no subscriber is left. It is the only reader of the kernel's refused
+    /// requests.
     pub fn run(mut self, kernel: &KernelHandle) -> impl Future<Output = ()> + use<> {
         let (mut snapshots, mut statuses) = (kernel.watch(), kernel.watch_policy_statuses());
         let (refusals, clock) = (Arc::clone(&kernel.refusals), Arc::clone(&kernel.clock));

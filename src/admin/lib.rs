@@ -15,12 +15,12 @@ mod row;
 mod state;
 mod survey;
 
-pub use state::{EvictionCheck, Facts, NodeFacts, Registration, Step};
+pub use state::{EvictionDryRun, FactsSource, GpuBackend, NodeFacts, StartStep};
 
 use actix_web::web::{Data, ServiceConfig};
 use berth_core::Core;
 use berth_core::transition_stream::Batches;
-use berth_http::{AdminError, Application, RouteTable, Running};
+use berth_http::{AdminError, Application, RouteTable, RunningServer};
 use state::State;
 use std::net::SocketAddr;
 use std::sync::{Arc, LazyLock};
@@ -33,24 +33,24 @@ pub fn openapi_json() -> &'static str {
 }
 
 /// A server that listens but does not respond yet: connections wait in the system's queue.
-pub struct Server {
+pub struct AdminServer {
     http: berth_http::Server,
-    eviction_check: Option<EvictionCheck>,
+    eviction_dry_run: Option<EvictionDryRun>,
 }
 
-impl Server {
+impl AdminServer {
     /// Listens, and reads or creates the token. A port in use fails here, before anything else has started.
     ///
     /// # Errors
     /// If an address or the token file cannot be used; the error names the remedy.
     pub fn bind(settings: berth_http::Settings) -> Result<Self, AdminError> {
-        Ok(Self { http: berth_http::Server::bind(settings)?, eviction_check: None })
+        Ok(Self { http: berth_http::Server::bind(settings)?, eviction_dry_run: None })
     }
 
     /// With an API server that is asked about evictions for the preview of a drain.
     #[must_use]
-    pub fn with_eviction_check(self, check: EvictionCheck) -> Self {
-        Self { eviction_check: Some(check), ..self }
+    pub fn with_eviction_dry_run(self, dry_run: EvictionDryRun) -> Self {
+        Self { eviction_dry_run: Some(dry_run), ..self }
     }
 
     /// The address of the API, with the port that the system chose if 0 was requested.
@@ -65,10 +65,10 @@ impl Server {
     ///
     /// # Errors
     /// If the system refuses a thread or socket; everything that was started ends again.
-    pub fn run(self, core: Core, facts: Facts, batches: Batches) -> Result<Running, AdminError> {
+    pub fn run(self, core: Core, facts: FactsSource, batches: Batches) -> Result<RunningServer, AdminError> {
         let counters = Arc::clone(core.kernel.counters());
         self.http.run(counters, move |http| {
-            let state = Data::new(State::new(facts, http, core, self.eviction_check));
+            let state = Data::new(State::new(facts, http, core, self.eviction_dry_run));
             // It starts before the first request is answered, so that each change by a client is an event.
             let background = resources::events::run(state.clone(), batches);
             (Api { state }, background)

@@ -14,7 +14,7 @@ use berth_kernel::ids::names::Resource;
 use berth_kernel::ids::time::Now;
 use futures_util::future::BoxFuture;
 use parking_lot::Mutex;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// Shared by all workers.
@@ -24,33 +24,44 @@ pub(crate) struct State {
     pub(crate) lab: Lab,
     pub(crate) driver: DriverAccess,
     pub(crate) metrics: Metrics,
-    pub(crate) facts: Facts,
+    pub(crate) facts: FactsSource,
     pub(crate) http: Arc<Context>,
-    /// Device counts of the newest snapshot.
-    pub(crate) surveys: Surveys,
-    /// Allocations as JSON texts.
-    pub(crate) written: JsonCache,
+    pub(crate) caches: Caches,
     /// Permits of uploads.
     pub(crate) upload_permits: UploadPermits,
     /// The newest events of the node.
     pub(crate) feed: Feed,
     /// When the daemon started.
     pub(crate) started: Now,
-    /// Asks the API server about evictions; `None` without one.
-    pub(crate) eviction_check: Option<EvictionCheck>,
-    /// Held by the drain preview that asks.
-    pub(crate) previews: tokio::sync::Mutex<()>,
+    /// `None` without an API server.
+    pub(crate) eviction_previews: Option<EvictionPreviews>,
+}
+
+/// Results that requests share.
+#[derive(Default)]
+pub(crate) struct Caches {
+    /// Device counts of the newest snapshot.
+    pub(crate) surveys: Surveys,
+    /// Allocations as JSON texts.
+    pub(crate) allocations: JsonCache,
+}
+
+/// Previews of drains that ask the API server.
+pub(crate) struct EvictionPreviews {
+    pub(crate) dry_run: EvictionDryRun,
+    /// Held by the preview that asks.
+    pub(crate) turn: tokio::sync::Mutex<()>,
 }
 
 /// Asks the API server whether it would evict a pod now, without evicting it.
-pub type EvictionCheck = Arc<dyn Fn(Arc<Pod>) -> BoxFuture<'static, EvictionOutcome> + Send + Sync>;
+pub type EvictionDryRun = Arc<dyn Fn(Arc<Pod>) -> BoxFuture<'static, EvictionOutcome> + Send + Sync>;
 
 impl State {
     pub(crate) fn new(
-        facts: Facts,
+        facts: FactsSource,
         http: Arc<Context>,
         core: Core,
-        eviction_check: Option<EvictionCheck>,
+        eviction_dry_run: Option<EvictionDryRun>,
     ) -> Self {
         let started = core.kernel.now();
         Self {
@@ -63,61 +74,67 @@ impl State {
             driver: core.driver,
             facts,
             http,
-            surveys: Surveys::default(),
-            written: JsonCache::default(),
+            caches: Caches::default(),
             upload_permits: UploadPermits::default(),
-            eviction_check,
-            previews: tokio::sync::Mutex::default(),
+            eviction_previews: eviction_dry_run
+                .map(|dry_run| EvictionPreviews { dry_run, turn: tokio::sync::Mutex::default() }),
         }
     }
 }
 
 /// Collects the facts for a request; must not block.
-pub type Facts = Arc<dyn Fn() -> NodeFacts + Send + Sync>;
+pub type FactsSource = Arc<dyn Fn() -> NodeFacts + Send + Sync>;
 
 /// The facts about the daemon at one moment.
 #[derive(Clone, Debug, Default)]
 pub struct NodeFacts {
     /// The node's name.
     pub name: String,
-    /// Where GPUs come from: `NVML at /usr/lib/...`, `8 simulated H100`.
-    pub gpu_source: String,
-    /// Driver version, where the backend has one.
-    pub driver_version: Option<String>,
-    /// CUDA version of the driver, where the backend has one.
-    pub cuda_version: Option<String>,
+    /// The backend of the GPUs.
+    pub backend: GpuBackend,
     /// How GPUs are passed to containers, once it is decided.
     pub device_list_strategy: Option<berth_api::DeviceListStrategy>,
     /// Whether the GPUs were scanned.
-    pub gpus: Step,
+    pub gpus: StartStep,
     /// Whether the devices of running pods were adopted.
-    pub adoption: Step,
+    pub adoption: StartStep,
     /// The connection to the kubelet.
-    pub kubelet: Step,
-    /// The registration of each resource at the kubelet.
-    pub registrations: Vec<Registration>,
+    pub kubelet: StartStep,
+    /// The registration of each resource: whether the kubelet accepted it and watches its devices.
+    pub registrations: BTreeMap<Resource, StartStep>,
     /// Resources whose containers are set up for MPS.
     pub mps: BTreeSet<Resource>,
     /// The connection to the API server; `None` if it is not used.
-    pub api_server: Option<Step>,
+    pub api_server: Option<StartStep>,
     /// Why a policy of the active stack cannot be called, if so. The daemon retries.
     pub uncallable: Option<String>,
     /// Whether the node's labels are up to date; `None` if labels are not configured.
-    pub labels: Option<Step>,
+    pub labels: Option<StartStep>,
     /// The configuration file; `None` without one.
     pub configuration: Option<ConfigurationState>,
 }
 
+/// The backend of the GPUs.
+#[derive(Clone, Debug, Default)]
+pub struct GpuBackend {
+    /// Where GPUs come from: `NVML at /usr/lib/...`, `8 simulated H100`.
+    pub source: String,
+    /// Driver version, if it has one.
+    pub driver_version: Option<String>,
+    /// CUDA version of the driver, if it has one.
+    pub cuda_version: Option<String>,
+}
+
 /// A step of the start.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum StartStep {
     /// It is done.
     Done,
     /// It is not, with the reason, and with what to do if an operator has to act.
     Waiting(String),
 }
 
-impl Step {
+impl StartStep {
     /// What it waits for, if it is not done.
     pub(crate) fn waiting(&self) -> Option<String> {
         match self {
@@ -127,19 +144,10 @@ impl Step {
     }
 }
 
-impl Default for Step {
+impl Default for StartStep {
     fn default() -> Self {
         Self::Waiting("not begun".into())
     }
-}
-
-/// The registration of one resource.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Registration {
-    /// The resource.
-    pub resource: Resource,
-    /// Whether the kubelet accepted it and watches its devices.
-    pub state: Step,
 }
 
 /// Concurrent uploads: each holds up to 32 MiB, and only one is compiled at a time.

@@ -1,7 +1,7 @@
 //! Cordons, drains and their progress.
 
 use super::health::HealthState;
-use super::values::values;
+use super::values::{same_variants, values};
 use crate::{non_empty, rfc3339};
 use berth_kernel::drain::marks;
 use serde::{Deserialize, Serialize};
@@ -272,22 +272,4 @@ pub struct MarkHealthy {
     pub reason: String,
 }
 
-impl From<marks::AtDeadline> for AtDeadline {
-    fn from(at: marks::AtDeadline) -> Self {
-        match at {
-            marks::AtDeadline::Wait => Self::Wait,
-            marks::AtDeadline::Delete => Self::Delete,
-            marks::AtDeadline::GiveUp => Self::GiveUp,
-        }
-    }
-}
-
-impl From<AtDeadline> for marks::AtDeadline {
-    fn from(at: AtDeadline) -> Self {
-        match at {
-            AtDeadline::Wait => Self::Wait,
-            AtDeadline::Delete => Self::Delete,
-            AtDeadline::GiveUp => Self::GiveUp,
-        }
-    }
-}
+same_variants!(AtDeadline = marks::AtDeadline { Wait, Delete, GiveUp });

@@ -3,7 +3,7 @@
 use crate::gpu::OfferLine;
 use crate::non_empty;
 use crate::policy::{Hook, parameters};
-use crate::values::values;
+use crate::values::{same_variants, values};
 use berth_kernel::ids::time::rfc3339;
 use berth_kernel::node::ledger::Ledger;
 use berth_kernel::policy::{hooks as policy, stack as kernel};
@@ -325,43 +325,19 @@ impl Default for Permissions {
 
 impl From<&kernel::Permissions> for Permissions {
     fn from(permissions: &kernel::Permissions) -> Self {
-        Self {
-            deny: permissions.deny,
-            share_max: permissions.share_max,
-            resources: permissions.resources.clone(),
-            environment: permissions.environment.clone(),
-        }
+        let kernel::Permissions { deny, share_max, resources, environment } = permissions.clone();
+        Self { deny, share_max, resources, environment }
     }
 }
 
 impl From<Permissions> for kernel::Permissions {
     fn from(permissions: Permissions) -> Self {
-        Self {
-            deny: permissions.deny,
-            share_max: permissions.share_max,
-            resources: permissions.resources,
-            environment: permissions.environment,
-        }
+        let Permissions { deny, share_max, resources, environment } = permissions;
+        Self { deny, share_max, resources, environment }
     }
 }
 
-impl From<kernel::OnFault> for OnFault {
-    fn from(on_fault: kernel::OnFault) -> Self {
-        match on_fault {
-            kernel::OnFault::Skip => Self::Skip,
-            kernel::OnFault::Deny => Self::Deny,
-        }
-    }
-}
-
-impl From<OnFault> for kernel::OnFault {
-    fn from(on_fault: OnFault) -> Self {
-        match on_fault {
-            OnFault::Skip => Self::Skip,
-            OnFault::Deny => Self::Deny,
-        }
-    }
-}
+same_variants!(OnFault = kernel::OnFault { Skip, Deny });
 
 impl StackEntry {
     /// The body of a stack's entry, with a `record` if the stack is active.

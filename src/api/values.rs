@@ -96,7 +96,29 @@ macro_rules! values {
         impl utoipa::ToSchema for $name {}
     };
 }
-pub(crate) use values;
+
+/// Converts an enum of requests to the kernel's enum with the same variants, and back.
+macro_rules! same_variants {
+    ($name:ident = $kernel:ty { $($value:ident),+ }) => {
+        impl From<$kernel> for $name {
+            fn from(value: $kernel) -> Self {
+                type Kernel = $kernel;
+                match value {
+                    $(Kernel::$value => Self::$value,)+
+                }
+            }
+        }
+
+        impl From<$name> for $kernel {
+            fn from(value: $name) -> Self {
+                match value {
+                    $($name::$value => Self::$value,)+
+                }
+            }
+        }
+    };
+}
+pub(crate) use {same_variants, values};
 
 #[cfg(test)]
 mod tests {

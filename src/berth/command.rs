@@ -5,7 +5,7 @@ use crate::daemon::exit_on_signals;
 use crate::{options, state};
 use anyhow::{Context, anyhow, ensure};
 use berth_checks::SkippedChecks;
-use berth_cli::Request;
+use berth_cli::DaemonCommand;
 use berth_cli::endpoint::ClientArgs;
 use berth_cli::output::{Out, decide_colours, print_error};
 use berth_cli::usage::{self, BadUsage};
@@ -46,9 +46,9 @@ fn dispatch(cli: &Cli, out: &mut Out) -> anyhow::Result<bool> {
     }
     match &cli.command {
         Command::Serve(args) => serve(args, client)?,
-        Command::Client(command) => berth_cli::run(Request::Command(command), client, out)?,
+        Command::Client(command) => berth_cli::run(DaemonCommand::Client(command), client, out)?,
         Command::Policy { command } => match command {
-            PolicyCommand::Client(command) => berth_cli::run(Request::Policy(command), client, out)?,
+            PolicyCommand::Client(command) => berth_cli::run(DaemonCommand::Policy(command), client, out)?,
             PolicyCommand::New(new) => policy_new::run(new, out)?,
             PolicyCommand::Check { file, parameters } => {
                 return author::check(file, parameters.as_deref(), out);
@@ -67,7 +67,7 @@ fn dispatch(cli: &Cli, out: &mut Out) -> anyhow::Result<bool> {
             berth_checks::nvidia::run(file, out)?;
         }
         Command::Node { command: NodeCommand::Client(command) } => {
-            berth_cli::run(Request::Node(command), client, out)?;
+            berth_cli::run(DaemonCommand::Node(command), client, out)?;
         }
         Command::Node { command: NodeCommand::Check(args) } => {
             return berth_checks::node::run(args, &load(args, client)?, out);
@@ -130,7 +130,7 @@ pub fn load(args: &ServeArgs, client: &ClientArgs) -> anyhow::Result<Config> {
         })?;
     let config = match Choice::from_args(&args.choice) {
         Some(choice) => {
-            let label = node_label(&config, &choice.label)?;
+            let label = node_label(&config, &choice.key)?;
             Config::load_chosen(&args, choice, label)?
         }
         None => config,

@@ -357,11 +357,8 @@ fn state(allocation: &Allocation) -> String {
 }
 
 fn holder(holder: Option<&Holder>) -> String {
-    let Some(holder) = holder else {
-        return "not known yet".into();
-    };
-    let part = |p: &Option<String>| p.clone().unwrap_or_else(|| "?".into());
-    format!("{}/{}/{}", part(&holder.namespace), part(&holder.pod), part(&holder.container))
+    let container = holder.map(|holder| format!("/{}", holder.container.as_deref().unwrap_or("?")));
+    pod_name(holder) + &container.unwrap_or_default()
 }
 
 #[cfg(test)]

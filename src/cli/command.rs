@@ -91,9 +91,9 @@ Examples:
 
 /// A command for a running daemon.
 #[derive(Clone, Copy, Debug)]
-pub enum Request<'c> {
+pub enum DaemonCommand<'c> {
     /// All but those of `berth node` and `berth policy`.
-    Command(&'c ClientCommand),
+    Client(&'c ClientCommand),
     /// Of `berth node`.
     Node(&'c NodeCommand),
     /// Of `berth policy`.
@@ -104,14 +104,14 @@ pub enum Request<'c> {
 ///
 /// # Errors
 /// If the daemon cannot be reached or refuses it; the message has advice.
-pub fn run(request: Request<'_>, args: &ClientArgs, out: &mut Out) -> anyhow::Result<()> {
-    let repeats_itself = matches!(request, Request::Command(ClientCommand::Top(_)));
+pub fn run(command: DaemonCommand<'_>, args: &ClientArgs, out: &mut Out) -> anyhow::Result<()> {
+    let repeats_itself = matches!(command, DaemonCommand::Client(ClientCommand::Top(_)));
     check_interval(args.watch)?;
-    let Some(every) = args.watch.filter(|_| !repeats_itself) else { return ask(request, args, out) };
-    if !is_repeatable(request) {
+    let Some(every) = args.watch.filter(|_| !repeats_itself) else { return ask(command, args, out) };
+    if !is_repeatable(command) {
         return Err(not_watched().into());
     }
-    watch(every, out, |out| ask(request, args, out))
+    watch(every, out, |out| ask(command, args, out))
 }
 
 /// The error of `--watch` with a command that changes something.
@@ -121,10 +121,10 @@ pub fn not_watched() -> BadUsage {
     BadUsage(message.into())
 }
 
-fn ask(request: Request<'_>, args: &ClientArgs, out: &mut Out) -> anyhow::Result<()> {
+fn ask(command: DaemonCommand<'_>, args: &ClientArgs, out: &mut Out) -> anyhow::Result<()> {
     let client = Client::new(args)?;
-    match request {
-        Request::Command(command) => match command {
+    match command {
+        DaemonCommand::Client(command) => match command {
             ClientCommand::Gpu { command } => gpu::run(command, &client, out),
             ClientCommand::Allocation { command } => allocation::run(command, &client, out),
             ClientCommand::Process { command } => process::run(command, &client, out),
@@ -133,8 +133,8 @@ fn ask(request: Request<'_>, args: &ClientArgs, out: &mut Out) -> anyhow::Result
             ClientCommand::Events(args) => event::run(args, &client, out),
             ClientCommand::Top(top) => top::run(top, args.watch, &client, out),
         },
-        Request::Node(command) => node::run(command, &client, out),
-        Request::Policy(command) => policy::run(command, &client, out),
+        DaemonCommand::Node(command) => node::run(command, &client, out),
+        DaemonCommand::Policy(command) => policy::run(command, &client, out),
     }
 }
 
@@ -144,9 +144,9 @@ const EVERY_MIN: Duration = Duration::from_millis(100);
 const CLEAR: &str = "\u{1b}[H\u{1b}[J";
 
 /// Whether a command changes nothing, so that it can be repeated.
-fn is_repeatable(request: Request<'_>) -> bool {
-    match request {
-        Request::Command(command) => match command {
+fn is_repeatable(command: DaemonCommand<'_>) -> bool {
+    match command {
+        DaemonCommand::Client(command) => match command {
             ClientCommand::Gpu { command } => {
                 matches!(command, GpuCommand::List | GpuCommand::Show { .. } | GpuCommand::History(_))
             }
@@ -159,8 +159,8 @@ fn is_repeatable(request: Request<'_>) -> bool {
             ClientCommand::Decision { command } => matches!(command, DecisionCommand::List(_)),
             ClientCommand::Nvml { .. } | ClientCommand::Events(_) | ClientCommand::Top(_) => false,
         },
-        Request::Node(NodeCommand::Show) => true,
-        Request::Policy(command) => match command {
+        DaemonCommand::Node(NodeCommand::Show) => true,
+        DaemonCommand::Policy(command) => match command {
             PolicyCommand::List | PolicyCommand::Stack => true,
             PolicyCommand::Trial(trial) => matches!(
                 trial,

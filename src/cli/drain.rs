@@ -33,7 +33,7 @@ pub struct DrainArgs {
     pub evict: bool,
     /// Time until the deadline, such as 10m; at most a week
     #[arg(long, value_name = "TIME", value_parser = deadline)]
-    pub deadline: Option<std::time::Duration>,
+    pub deadline: Option<Duration>,
     /// At the deadline: wait (longer), delete (the pods, with --evict), give-up
     #[arg(
         long,
@@ -45,7 +45,7 @@ pub struct DrainArgs {
         requires = "deadline",
         requires_if("delete", "evict")
     )]
-    pub at_deadline: AtDeadline,
+    pub at_deadline: AtDeadlineArg,
     /// Show progress until the GPUs are drained, or their deadline; alone or with --timeout it does not change a drain
     /// in progress
     #[arg(long)]
@@ -63,7 +63,7 @@ pub struct DrainArgs {
 
 /// What happens to a drain at its deadline.
 #[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AtDeadline {
+pub enum AtDeadlineArg {
     /// The drain continues, and is shown as late
     Wait,
     /// Remaining pods are deleted, regardless of their disruption budgets; with --evict
@@ -106,7 +106,7 @@ pub(crate) fn run(args: &DrainArgs, client: &Client, out: &mut Out) -> anyhow::R
         match gpu.summary.drain.state {
             DrainState::Draining | DrainState::Drained => {}
             DrainState::Active | DrainState::Cordoned | DrainState::Other(_) => {
-                bail!("the drain of {} was cancelled, or given up at its deadline", title(gpu))
+                bail!("the drain of {} was stopped, or given up at its deadline", title(gpu))
             }
         }
     }
@@ -124,9 +124,9 @@ fn start(args: &DrainArgs, uuid: &str, client: &Client) -> anyhow::Result<Gpu> {
         evict: args.evict,
         deadline_seconds: args.deadline.map(seconds),
         at_deadline: match args.at_deadline {
-            AtDeadline::Wait => berth_api::AtDeadline::Wait,
-            AtDeadline::Delete => berth_api::AtDeadline::Delete,
-            AtDeadline::GiveUp => berth_api::AtDeadline::GiveUp,
+            AtDeadlineArg::Wait => berth_api::AtDeadline::Wait,
+            AtDeadlineArg::Delete => berth_api::AtDeadline::Delete,
+            AtDeadlineArg::GiveUp => berth_api::AtDeadline::GiveUp,
         },
     };
     let before: Gpu = client.get(&format!("/gpus/{}", escaped(uuid)))?;

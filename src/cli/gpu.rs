@@ -265,12 +265,12 @@ fn free(resources: &[ResourceUse]) -> String {
 }
 
 /// Memory in use of all memory in GiB, with a decimal below ten: `0.9/80`.
-pub(crate) fn memory_gib(gpu: &GpuSummary) -> String {
+fn memory_gib(gpu: &GpuSummary) -> String {
     format!("{}/{}", gib(gpu.memory_used_mib), gib(gpu.memory_mib))
 }
 
 /// The pod with the most of the GPU, and how many others there are; `-` without one, and from an older daemon.
-pub(crate) fn top_pod(gpu: &GpuSummary) -> String {
+fn top_pod(gpu: &GpuSummary) -> String {
     let Some(top) = &gpu.top_holder else { return "-".into() };
     let others = gpu.pod_count.saturating_sub(1);
     let more = if others > 0 { format!(" +{others}") } else { String::new() };

@@ -2,7 +2,7 @@
 
 use crate::client::{Client, escaped, query};
 use crate::complete;
-use crate::named_gpu::{gib, resolve};
+use crate::named_gpu::{gib, resolve, with_unit};
 use crate::output::Column::{Name, Whole};
 use crate::output::{Out, fitted, or_dash, table};
 use crate::usage;
@@ -51,10 +51,6 @@ fn shown(history: &GpuHistory) -> String {
         text += &fitted(&head, history.pods.iter().map(pod_row));
     }
     text
-}
-
-fn with_unit(value: Option<u32>, unit: &str) -> String {
-    value.map_or_else(|| "-".into(), |value| format!("{value}{unit}"))
 }
 
 fn gpu_row(sample: &GpuSample) -> Vec<String> {

@@ -32,4 +32,4 @@ mod trial;
 pub mod upload;
 pub mod usage;
 
-pub use command::{Request, not_watched, run};
+pub use command::{DaemonCommand, not_watched, run};

@@ -67,6 +67,11 @@ pub(crate) fn gib(mib: Option<u64>) -> String {
     }
 }
 
+/// A value with its unit; `-` if it is unknown.
+pub(crate) fn with_unit(value: Option<u32>, unit: &str) -> String {
+    value.map_or_else(|| "-".into(), |value| format!("{value}{unit}"))
+}
+
 /// The scheduling state of a GPU, with who ordered it and why.
 pub(crate) fn drain(drain: &Drain) -> String {
     let state = scheduling(&drain.state);

@@ -314,14 +314,7 @@ fn fitted_by(
     head: &[(&str, Column)],
     rows: impl IntoIterator<Item = Vec<String>>,
 ) -> String {
-    let rows: Vec<Vec<String>> =
-        rows.into_iter().map(|row| row.iter().map(|cell| printable(cell)).collect()).collect();
-    let mut widths: Vec<usize> = head.iter().map(|(head, _)| width(head)).collect();
-    for row in &rows {
-        for (most, cell) in widths.iter_mut().zip(row) {
-            *most = (*most).max(width(cell));
-        }
-    }
+    let (rows, mut widths) = measured(head.iter().map(|(head, _)| *head), rows);
     for kind in kinds {
         let min = if *kind == Name { NAME_MIN } else { TEXT_MIN };
         loop {
@@ -398,14 +391,7 @@ fn cut(text: &str, columns: usize) -> String {
 /// A table with all of each cell: columns as wide as their widest cell, with two spaces between. Cells without a head
 /// are left out.
 pub fn table(head: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> String {
-    let rows: Vec<Vec<String>> =
-        rows.into_iter().map(|row| row.iter().map(|cell| printable(cell)).collect()).collect();
-    let mut widths: Vec<usize> = head.iter().map(|head| width(head)).collect();
-    for row in &rows {
-        for (most, cell) in widths.iter_mut().zip(row) {
-            *most = (*most).max(width(cell));
-        }
-    }
+    let (rows, widths) = measured(head.iter().copied(), rows);
     let line = |cells: &mut dyn Iterator<Item = &str>| {
         let padded = cells.zip(&widths).map(|(cell, columns)| {
             let padded = format!("{cell}{}", " ".repeat(columns.saturating_sub(width(cell))));
@@ -418,6 +404,22 @@ pub fn table(head: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> Stri
         text += &line(&mut row.iter().map(String::as_str));
     }
     text
+}
+
+/// The rows with [`printable`] cells, and the width of each column.
+fn measured<'h>(
+    head: impl Iterator<Item = &'h str>,
+    rows: impl IntoIterator<Item = Vec<String>>,
+) -> (Vec<Vec<String>>, Vec<usize>) {
+    let rows: Vec<Vec<String>> =
+        rows.into_iter().map(|row| row.iter().map(|cell| printable(cell)).collect()).collect();
+    let mut widths: Vec<usize> = head.map(width).collect();
+    for row in &rows {
+        for (most, cell) in widths.iter_mut().zip(row) {
+            *most = (*most).max(width(cell));
+        }
+    }
+    (rows, widths)
 }
 
 /// Names and values, one pair in each line; on a terminal, long values continue below their beginning.

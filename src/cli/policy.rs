@@ -17,7 +17,7 @@ use anyhow::{Context, anyhow, bail};
 use berth_api::{
     ActivationList, NewStackEntry, OnFault, Permissions, Policy, PolicyDetail, PolicyList, Stack,
 };
-use berth_files::yaml::{Document, LeftOut, Problems, Shape};
+use berth_files::yaml::{Document, LeftOut, Problems, RootType};
 use clap::Subcommand;
 use clap_complete::engine::ArgValueCandidates;
 use serde::Deserialize;
@@ -288,16 +288,16 @@ fn parse_stack(name: &str, text: &[u8]) -> anyhow::Result<Vec<NewStackEntry>> {
     let text =
         std::str::from_utf8(text).map_err(|e| anyhow!("{name} is not a stack: it is not UTF-8: {e}"))?;
     let document = Document::parse(text).map_err(wrong)?;
-    let entries = match document.shape() {
-        Shape::List => document.read(LeftOut::default()).whole(),
-        Shape::Map(keys) if keys.contains(&"revision") && keys.contains(&"entries") => document
+    let entries = match document.root_type() {
+        RootType::List => document.read(LeftOut::default()).whole(),
+        RootType::Map(keys) if keys.contains(&"revision") && keys.contains(&"entries") => document
             .read::<Printed>(LeftOut::default())
             .whole()
             .map(|printed| printed.entries.into_iter().map(PrintedEntry::into_new).collect()),
-        Shape::Map(keys) if keys.contains(&"stack") || keys.contains(&"entries") => {
+        RootType::Map(keys) if keys.contains(&"stack") || keys.contains(&"entries") => {
             document.read::<StackFile>(LeftOut::default()).whole().map(|whole| whole.stack)
         }
-        Shape::Map(keys) if keys.contains(&"policy") => {
+        RootType::Map(keys) if keys.contains(&"policy") => {
             bail!("{name} is not a stack: it is one entry and not a list; put `- ` before `policy:`")
         }
         other => bail!("{name} is not a stack: expected {SHAPE}; found {}", kind(&other)),
@@ -305,15 +305,15 @@ fn parse_stack(name: &str, text: &[u8]) -> anyhow::Result<Vec<NewStackEntry>> {
     entries.map_err(wrong)
 }
 
-fn kind(shape: &Shape<'_>) -> String {
-    match shape {
-        Shape::Nothing => "an empty file (an empty list is `[]`)".into(),
-        Shape::Map(keys) => {
+fn kind(found: &RootType<'_>) -> String {
+    match found {
+        RootType::Nothing => "an empty file (an empty list is `[]`)".into(),
+        RootType::Map(keys) => {
             let keys: Vec<_> = keys.iter().copied().take(8).collect();
             format!("a mapping with the keys {}", keys.join(", "))
         }
-        Shape::Text => "text".into(),
-        Shape::List | Shape::Scalar => "a single value".into(),
+        RootType::Text => "text".into(),
+        RootType::List | RootType::Scalar => "a single value".into(),
     }
 }
 

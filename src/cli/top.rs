@@ -1,7 +1,7 @@
 //! `berth top`: GPUs and pods with their present use, redrawn on a terminal until `q`.
 
 use crate::client::{Client, Temporary, query};
-use crate::named_gpu::gib;
+use crate::named_gpu::{gib, with_unit};
 use crate::names::{GpuIndices, pod_name, scheduling_of};
 use crate::output::Column::{Name, Whole};
 use crate::output::{COLUMNS, Out, fitted_to, or_dash};
@@ -260,15 +260,14 @@ fn screen(top: &Top, width: usize) -> String {
 }
 
 fn gpu_row(gpu: &GpuSummary, indices: &GpuIndices) -> Vec<String> {
-    let with = |value: Option<u32>, unit: &str| value.map_or_else(|| "-".into(), |v| format!("{v}{unit}"));
     vec![
         indices.index_or_uuid(&gpu.uuid),
-        with(gpu.utilization_percent, "%"),
+        with_unit(gpu.utilization_percent, "%"),
         gib(gpu.memory_used_mib),
         gib(gpu.memory_granted_mib),
         gib(gpu.memory_mib),
-        with(gpu.temperature_celsius, "C"),
-        with(gpu.power_watts, "W"),
+        with_unit(gpu.temperature_celsius, "C"),
+        with_unit(gpu.power_watts, "W"),
         gpu.health.state.to_string(),
         scheduling_of(gpu).into(),
         gpu.pod_count.to_string(),

@@ -117,7 +117,7 @@ pub(super) async fn connect_and_get_node(
     // are those of this crate.
     config.default_retry = false;
     // Bookmarks come more often than this: a connection that delivers nothing for longer is dead.
-    config.read_timeout = Some(settings.silence);
+    config.read_timeout = Some(settings.read_timeout);
     config.reset_reader_on_write = true;
     let url = config.cluster_url.to_string();
     let builder = ClientBuilder::try_from(config);
@@ -262,7 +262,7 @@ pub(super) async fn connect_with_retries(
     settings: &Settings,
     link: &watch::Sender<ApiServerStatus>,
 ) -> Client {
-    let mut backoff = Backoff::new(settings.again);
+    let mut backoff = Backoff::new(settings.retry_interval);
     loop {
         match connect(settings).await {
             Ok(client) => return client,

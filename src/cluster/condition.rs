@@ -135,7 +135,7 @@ pub(super) async fn keep(settings: &Settings, client: Client, kernel: &KernelHan
         is_read: false,
         written: None,
         not_before: Instant::now(),
-        backoff: Backoff::new(settings.again),
+        backoff: Backoff::new(settings.retry_interval),
         logged: false,
     };
     loop {
@@ -146,7 +146,7 @@ pub(super) async fn keep(settings: &Settings, client: Client, kernel: &KernelHan
                 if changed.is_err() {
                     return std::future::pending().await;
                 }
-                sleep(settings.gather).await;
+                sleep(settings.batch_window).await;
             }
             () = sleep_until(next) => {}
         }
@@ -193,7 +193,7 @@ impl NodeConditionWriter<'_> {
                 self.written = Some((wanted, due));
                 self.logged = false;
                 self.backoff.reset();
-                self.not_before = now + self.settings.again;
+                self.not_before = now + self.settings.retry_interval;
                 due
             }
             Err(error) => {

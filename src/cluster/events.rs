@@ -254,7 +254,7 @@ impl Publisher {
             secondary: None,
         };
         let regarding = self.reference(&pending.regarding);
-        let mut backoff = Backoff::new(settings.again);
+        let mut backoff = Backoff::new(settings.retry_interval);
         let mut tries = 1;
         loop {
             let why = match timeout(ANSWER_MAX, recorder.publish(&event, &regarding)).await {

@@ -45,7 +45,7 @@ pub(super) async fn keep(settings: &Settings, client: Client, kernel: &KernelHan
             continue;
         }
         if !drains.is_subset(&listed) {
-            sleep(settings.listed).await;
+            sleep(settings.eviction_delay).await;
         }
         listed = drains;
         // The wait comes before the plan, which may change meanwhile.

@@ -22,7 +22,7 @@ const MANAGER: &str = "berth";
 pub(super) async fn keep(settings: &Settings, client: Client, work: &NodeLabelTask) {
     let nodes: Api<Node> = Api::all(client);
     let mut wanted = work.wanted.clone();
-    let mut backoff = Backoff::new(settings.again);
+    let mut backoff = Backoff::new(settings.retry_interval);
     loop {
         let known = wanted.wait_for(Option::is_some).await.ok().map(|labels| labels.clone());
         let Some(labels) = known.flatten() else { return std::future::pending().await };
@@ -44,7 +44,7 @@ pub(super) async fn keep(settings: &Settings, client: Client, work: &NodeLabelTa
                     return std::future::pending().await;
                 }
                 // A burst of changes is one patch.
-                sleep(settings.gather).await;
+                sleep(settings.batch_window).await;
             }
             () = sleep(next) => {}
         }
@@ -109,7 +109,8 @@ async fn step(nodes: &Api<Node>, node: &str, wanted: &Labels) -> Result<NodeLabe
             apply(nodes, node, &Labels::new()).await?;
         }
         return Ok(NodeLabelState::Not(format!(
-            "another writer's {OTHER_WRITER} is on the node: remove GPU feature discovery from it, or switch `labels.node` off"
+            "the node has the label {OTHER_WRITER} of NVIDIA's GPU feature discovery, which writes the same labels: \
+             remove GPU feature discovery from the node, or set `labels.node: false`"
         )));
     }
     let up_to_date = wanted.iter().all(|(key, value)| labels.get(key) == Some(value))

@@ -36,7 +36,7 @@ use tokio::task::JoinSet;
 
 /// The running tasks of this crate. Dropping it aborts them; none needs an orderly end, since commands that the keeper
 /// took are applied.
-pub struct Running {
+pub struct ClusterTasks {
     link: watch::Receiver<ApiServerStatus>,
     /// Set once the tasks may connect.
     connect: watch::Sender<bool>,
@@ -44,7 +44,7 @@ pub struct Running {
     _tasks: JoinSet<()>,
 }
 
-impl Running {
+impl ClusterTasks {
     /// The state of the connection to the API server.
     #[must_use]
     pub fn link(&self) -> watch::Receiver<ApiServerStatus> {
@@ -60,18 +60,18 @@ impl Running {
 }
 
 /// Starts the tasks and returns at once. The transitions of `batches` are published as events. No connection is made
-/// before [`Running::allow_connection`].
+/// before [`ClusterTasks::allow_connection`].
 #[must_use]
-pub fn start(settings: Settings, kernel: KernelHandle, mut batches: Batches) -> Running {
+pub fn start(settings: Settings, kernel: KernelHandle, mut batches: Batches) -> ClusterTasks {
     let (mut tasks, (connect, may_connect)) = (JoinSet::new(), watch::channel(false));
     if settings.api_server == ApiServer::Off {
-        return Running { link: watch::channel(ApiServerStatus::Off).1, connect, _tasks: tasks };
+        return ClusterTasks { link: watch::channel(ApiServerStatus::Off).1, connect, _tasks: tasks };
     }
     let (link_sender, link) = watch::channel(ApiServerStatus::Connecting { last_error: None });
     tasks.spawn(async move {
         Box::pin(run(&settings, &kernel, &link_sender, &mut batches, may_connect)).await;
     });
-    Running { link, connect, _tasks: tasks }
+    ClusterTasks { link, connect, _tasks: tasks }
 }
 
 /// Connects, with retries, and then runs the tasks that need a client; never returns. Events are collected from the
@@ -101,7 +101,7 @@ async fn run(
                 }
             },
             async {
-                if let Some(label) = &settings.followed {
+                if let Some(label) = &settings.watched_label {
                     node_label::follow(settings, client.clone(), label).await;
                 }
             },

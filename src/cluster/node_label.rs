@@ -33,7 +33,7 @@ pub async fn node_label(
     waits: impl FnOnce(&ConnectError),
 ) -> Result<Option<String>, ConnectError> {
     let end = Instant::now() + LABEL_READ_MAX;
-    let (mut backoff, mut waits) = (Backoff::new(settings.again), Some(waits));
+    let (mut backoff, mut waits) = (Backoff::new(settings.retry_interval), Some(waits));
     loop {
         match connect_and_get_node(settings).await {
             Ok((_, node)) => return Ok(value(&node, key)),
@@ -57,12 +57,12 @@ fn value(node: &PartialObjectMeta<Node>, key: &str) -> Option<String> {
 /// reached, so nothing is missed between them.
 pub(super) async fn follow(settings: &Settings, client: Client, label: &WatchedLabel) {
     let nodes: Api<Node> = Api::all(client);
-    let (mut version, mut failures) = (None, Failures::new(settings.again));
+    let (mut version, mut failures) = (None, Failures::new(settings.retry_interval));
     loop {
         let wait = match read_and_watch(settings, &nodes, label, &mut version, &mut failures).await {
             Ok(()) => {
                 failures.reset();
-                after_loss(settings.lost, random())
+                after_loss(settings.reconnect_wait_max, random())
             }
             Err(lost) => {
                 let next = failures.next(lost.is_forbidden(), random());
@@ -170,7 +170,7 @@ async fn read_and_watch(
     let from = version.clone().unwrap_or_default();
     // Twice as long as a watch of pods: it need not be rebalanced over the API servers as soon, and each costs a
     // request.
-    let seconds = u32::try_from(2 * settings.watch.as_secs()).unwrap_or(u32::MAX);
+    let seconds = u32::try_from(2 * settings.watch_timeout.as_secs()).unwrap_or(u32::MAX);
     let only = WatchParams::default().fields(&format!("metadata.name={}", settings.node)).timeout(seconds);
     let watch = request(nodes.watch_metadata(&only, &from), WATCH_RIGHT).await;
     let watch = watch.map_err(|error| LostWatch { code: error.code(), why: error.why })?;

@@ -78,8 +78,8 @@ enum State {
 struct PodWatch {
     pods: Api<ApiPod>,
     fields: String,
-    watch: Duration,
-    silence: Duration,
+    watch_timeout: Duration,
+    read_timeout: Duration,
     state: State,
 }
 
@@ -91,8 +91,8 @@ pub(super) fn events(
     let watch = PodWatch {
         pods: Api::all(client),
         fields: format!("spec.nodeName={}", settings.node),
-        watch: settings.watch,
-        silence: settings.silence,
+        watch_timeout: settings.watch_timeout,
+        read_timeout: settings.read_timeout,
         state: State::Unlisted,
     };
     // `unfold` keeps the future of a request that is under way when the caller stops polling; with a plain method it
@@ -133,7 +133,7 @@ impl PodWatch {
     async fn open(&mut self, version: String) -> Result<Event, Error> {
         // The API server counts the timeout from the request.
         let opened = Instant::now();
-        let asked_s = u32::try_from(self.watch.as_secs()).unwrap_or(u32::MAX);
+        let asked_s = u32::try_from(self.watch_timeout.as_secs()).unwrap_or(u32::MAX);
         let params = WatchParams::default().fields(&self.fields).timeout(asked_s);
         let error = match timeout(ANSWER_MAX, self.pods.watch(&params, &version)).await {
             Ok(Ok(stream)) => {
@@ -159,7 +159,7 @@ impl PodWatch {
         mut stream: BoxStream<'static, kube::Result<WatchEvent<ApiPod>>>,
     ) -> Result<Option<Event>, Error> {
         // Bookmarks come each minute: a watch that delivers nothing for longer is dead.
-        let next = timeout(self.silence, stream.next()).await;
+        let next = timeout(self.read_timeout, stream.next()).await;
         let (newer, event) = match next {
             Ok(Some(Ok(WatchEvent::Added(pod) | WatchEvent::Modified(pod)))) => {
                 (pod.resource_version(), convert_pod(&pod).map(|pod| Event::Applied(Arc::new(pod))))
@@ -174,7 +174,7 @@ impl PodWatch {
                 return match ended {
                     Ok(Some(Ok(WatchEvent::Error(status)))) => Err(Error::Ended(status)),
                     Ok(Some(Err(error))) => Err(Error::Broken(error)),
-                    Err(_) => Err(Error::Silent(self.silence)),
+                    Err(_) => Err(Error::Silent(self.read_timeout)),
                     _ => self.ended(opened).map(|()| None),
                 };
             }
@@ -190,9 +190,9 @@ impl PodWatch {
     fn ended(&self, opened: Instant) -> Result<(), Error> {
         let lasted = opened.elapsed();
         // A tenth less, for a server that counts coarsely.
-        if lasted >= self.watch.mul_f64(0.9) {
+        if lasted >= self.watch_timeout.mul_f64(0.9) {
             return Ok(());
         }
-        Err(Error::Early { after_s: lasted.as_secs(), asked_s: self.watch.as_secs() })
+        Err(Error::Early { after_s: lasted.as_secs(), asked_s: self.watch_timeout.as_secs() })
     }
 }

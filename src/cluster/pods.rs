@@ -115,7 +115,7 @@ pub(super) async fn keep(
     link: &watch::Sender<ApiServerStatus>,
 ) {
     let (mut known, mut limiter) = (KnownPods::new(), ImmediateViewLimiter::default());
-    let mut backoff = Backoff::new(settings.again);
+    let mut backoff = Backoff::new(settings.retry_interval);
     let mut stream = Box::pin(events(settings, client));
     loop {
         let error = match gather(&mut stream, &mut known, &mut limiter, kernel, settings).await {
@@ -138,15 +138,15 @@ pub(super) async fn keep(
             report_error(link, &error);
         }
         let wait = match was_open && !expired {
-            true => wait::after_loss(settings.lost, wait::random()),
+            true => wait::after_loss(settings.reconnect_wait_max, wait::random()),
             false => backoff.next(wait::random()),
         };
         sleep(settings.retry_after.delay(wait, Instant::now())).await;
     }
 }
 
-/// Applies the events of [`Settings::gather`] from the first one on; returns earlier when a pod comes that may be the
-/// next to get an Allocate. Returns whether the view changed.
+/// Applies the events of [`Settings::batch_window`] from the first one on; returns earlier when a pod comes that may be
+/// the next to get an Allocate. Returns whether the view changed.
 async fn gather(
     stream: &mut (impl Stream<Item = Result<Event, Error>> + Unpin),
     known: &mut KnownPods,
@@ -159,7 +159,7 @@ async fn gather(
         return std::future::pending().await;
     };
     let mut changed = known.apply(first?, kernel.now().mono_ms);
-    let end = Instant::now() + settings.gather;
+    let end = Instant::now() + settings.batch_window;
     loop {
         // Events that are ready are applied first: pods that are created together become one view.
         while Instant::now() < end
@@ -196,7 +196,7 @@ async fn send_view(
         }
         // The keeper is busy. Events that come meanwhile wait in the watch.
         tracing::debug!(%error, "the keeper is busy; the pods of this node are sent again");
-        sleep(settings.again).await;
+        sleep(settings.retry_interval).await;
     }
     if view.current && link.send_replace(ApiServerStatus::Watching) != ApiServerStatus::Watching {
         tracing::info!(pods = view.pods.len(), "watching the pods of this node at the API server");

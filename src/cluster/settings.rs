@@ -24,21 +24,22 @@ pub struct Settings {
     pub api_server: ApiServer,
     /// The name of this node's object.
     pub node: String,
-    /// How long pod events are collected before they are sent to the keeper as one command. The event of a pod that may
-    /// be the next to get an Allocate is not delayed; see [`berth_kernel::evidence::pods`].
-    pub gather: Duration,
+    /// How long pod events are collected before they are sent to the keeper as one command, and changes before they are
+    /// written to the node object. The event of a pod that may be the next to get an Allocate is not delayed; see
+    /// [`berth_kernel::evidence::pods`].
+    pub batch_window: Duration,
     /// `timeoutSeconds` of each watch, whole seconds.
-    pub watch: Duration,
+    pub watch_timeout: Duration,
     /// Read timeout of a connection: how long it may deliver nothing before it counts as dead. The API server sends a
     /// bookmark on each watch every minute.
-    pub silence: Duration,
+    pub read_timeout: Duration,
     /// The longest wait after a watch that was open is lost.
-    pub lost: Duration,
+    pub reconnect_wait_max: Duration,
     /// How long after a drain begins the first pod of the GPU is evicted: by then the kubelet has received the list
     /// that shows its held devices Unhealthy.
-    pub listed: Duration,
+    pub eviction_delay: Duration,
     /// The first wait after a failure; doubles up to [`wait::BACKOFF_MAX`].
-    pub again: Duration,
+    pub retry_interval: Duration,
     /// Until when the API server asked its clients to wait (`Retry-After`).
     pub retry_after: RetryAfter,
     /// The labels to write to the node object, if any.
@@ -46,7 +47,7 @@ pub struct Settings {
     /// Receives whether another writer labels the node object; `None`: not checked.
     pub other_writer: Option<watch::Sender<OtherWriter>>,
     /// The label of the node object to watch, if any.
-    pub followed: Option<WatchedLabel>,
+    pub watched_label: Option<WatchedLabel>,
 }
 
 impl Settings {
@@ -57,19 +58,19 @@ impl Settings {
         Self {
             api_server,
             node,
-            gather: Duration::from_millis(100),
-            watch: wait::watch(wait::random()),
+            batch_window: Duration::from_millis(100),
+            watch_timeout: wait::watch(wait::random()),
             // Two and a half bookmarks.
-            silence: Duration::from_secs(150),
+            read_timeout: Duration::from_secs(150),
             // When an API server restarts, the connections of all nodes are lost at one moment.
-            lost: Duration::from_secs(10),
+            reconnect_wait_max: Duration::from_secs(10),
             // A device list reaches the kubelet within milliseconds; a container takes longer to end.
-            listed: Duration::from_millis(250),
-            again: Duration::from_secs(1),
+            eviction_delay: Duration::from_millis(250),
+            retry_interval: Duration::from_secs(1),
             retry_after: RetryAfter::default(),
             labels: None,
             other_writer: None,
-            followed: None,
+            watched_label: None,
         }
     }
 }

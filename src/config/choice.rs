@@ -19,7 +19,7 @@ const SHOWN_MAX: usize = 20;
 pub struct Choice {
     folder: PathBuf,
     /// The label's key.
-    pub label: String,
+    pub key: String,
     default: Option<String>,
     fallbacks: Vec<Fallback>,
 }
@@ -32,7 +32,7 @@ impl Choice {
         let defaults = || vec![Fallback::Named, Fallback::Single];
         Some(Self {
             folder: args.config_dir.clone()?,
-            label: non_empty(&args.config_label).unwrap_or_else(|| LABEL.into()),
+            key: non_empty(&args.config_label).unwrap_or_else(|| LABEL.into()),
             default: non_empty(&args.config_default),
             fallbacks: args.config_fallbacks.clone().map_or_else(defaults, |Fallbacks(list)| list),
         })
@@ -54,7 +54,7 @@ impl Choice {
             Ok(Some(name.to_owned()))
         };
         if let Some(value) = label.filter(|value| !value.is_empty()) {
-            return existing(format!("the node's label {}", self.label), value);
+            return existing(format!("the node's label {}", self.key), value);
         }
         if let Some(name) = &self.default {
             return existing("--config-default".into(), name);
@@ -70,7 +70,7 @@ impl Choice {
         bail!(
             "the node has no label {}, and neither --config-default nor --config-fallbacks selects one of {}: set the label or \
              --config-default",
-            self.label,
+            self.key,
             shown(&files)
         )
     }
@@ -107,7 +107,7 @@ pub struct Chosen {
     /// The rules of the selection.
     pub choice: Choice,
     /// The label's value at the start.
-    pub label: Option<String>,
+    pub value: Option<String>,
     /// The file's name; `None` by the fallback `empty`.
     pub name: Option<String>,
     /// The daemon's flags, which take precedence over every file.
@@ -137,13 +137,13 @@ impl Config {
     ///
     /// # Errors
     /// If no file can be selected, or a file or a value is invalid.
-    pub fn load_chosen(args: &ServeArgs, choice: Choice, label: Option<String>) -> anyhow::Result<Self> {
-        let name = choice.select(label.as_deref())?;
+    pub fn load_chosen(args: &ServeArgs, choice: Choice, value: Option<String>) -> anyhow::Result<Self> {
+        let name = choice.select(value.as_deref())?;
         let mut config = match &name {
             None => Self::load(args)?,
             Some(name) => Self::load_with_base(Some(&choice.folder.join(name)), args.config_file(), args)?,
         };
-        config.loaded.chosen = Some(Chosen { choice, label, name, args: Box::new(args.clone()) });
+        config.loaded.chosen = Some(Chosen { choice, value, name, args: Box::new(args.clone()) });
         Ok(config)
     }
 }

@@ -23,7 +23,7 @@ pub use choice::{Choice, Chosen};
 pub use file::{FileConfig, StackEntryConfig};
 pub use gpus::{GpuSource, ProcessSettings};
 pub use nvidia::args::NvidiaArgs;
-pub use reload::{Effect, Origin, Reloaded, SettingChange, Versions};
+pub use reload::{Effect, Files, Reloaded, SettingChange, Versions};
 pub use source::{Source, read_text_or_input};
 pub use stack::new_stack;
 
@@ -182,7 +182,7 @@ pub struct Loaded {
     /// Their file, for the line numbers of errors that are found later.
     pub source: Option<Arc<Source>>,
     /// Their files, to read them again; `None` without a file.
-    pub origin: Option<Arc<Origin>>,
+    pub files: Option<Arc<Files>>,
     /// The file that a node label selected, if `--config-dir` is set.
     pub chosen: Option<Chosen>,
     /// Settings that are ignored or used differently, one log line each.
@@ -205,7 +205,7 @@ impl Config {
         args: &ServeArgs,
     ) -> Result<Self, ConfigError> {
         let mut config = match file {
-            Some(file) => match Origin::new(args, file, base).read()? {
+            Some(file) => match Files::new(args, file, base).read()? {
                 (Some(config), problems, _) if problems.is_empty() => config,
                 (_, problems, source) => return Err(source.error(problems)),
             },

@@ -12,7 +12,7 @@ pub use draft::Finding;
 
 use super::edits;
 use args::{CDI, IMEX, LABELS, MPS_ROOT, PACKED, check_discovery};
-use berth_files::yaml::{Document, LeftOut, Problems, Shape};
+use berth_files::yaml::{Document, LeftOut, Problems, RootType};
 use berth_kernel::hardware::mig::MigStrategy;
 use draft::{Draft, FilePart, MERGE, Section, Translated, resource_name, scalar};
 use serde_json::Value;
@@ -29,7 +29,7 @@ const KEYS: [&str; 5] = ["version", "flags", "resources", "sharing", "imex"];
 /// matter.
 #[must_use]
 pub fn is_nvidia(document: &Document) -> bool {
-    let Shape::Map(keys) = document.shape() else { return false };
+    let RootType::Map(keys) = document.root_type() else { return false };
     let known = |key: &&str| KEYS.iter().any(|known| key.eq_ignore_ascii_case(known));
     !keys.is_empty() && (keys.iter().any(|key| key.eq_ignore_ascii_case("version")) || keys.iter().all(known))
 }

@@ -27,7 +27,7 @@ pub type Versions = Vec<Option<FileVersion>>;
 
 /// The files of settings, and what they held.
 #[derive(Clone, Debug)]
-pub struct Origin {
+pub struct Files {
     /// The daemon's flags, which take precedence.
     args: ServeArgs,
     file: PathBuf,
@@ -40,7 +40,7 @@ pub struct Origin {
     values: BTreeMap<String, String>,
 }
 
-impl Origin {
+impl Files {
     pub(super) fn new(args: &ServeArgs, file: &Path, base: Option<&Path>) -> Self {
         Self {
             args: args.clone(),
@@ -94,7 +94,7 @@ impl Origin {
         let (mut config, problems) = source.settings_with_base(base.as_ref(), &self.args);
         if let Some(config) = &mut config {
             let values = source.values(base.as_ref());
-            config.loaded.origin = Some(Arc::new(Self { versions, values, ..self.clone() }));
+            config.loaded.files = Some(Arc::new(Self { versions, values, ..self.clone() }));
         }
         Ok((config, problems, source))
     }
@@ -174,8 +174,8 @@ impl Config {
     ///
     /// # Errors
     /// If a file cannot be read, or is not YAML.
-    pub fn read_again(origin: &Origin) -> Result<(Option<Self>, Problems), ConfigError> {
-        origin.read().map(|(config, problems, _)| (config, problems))
+    pub fn read_again(files: &Files) -> Result<(Option<Self>, Problems), ConfigError> {
+        files.read().map(|(config, problems, _)| (config, problems))
     }
 
     /// These settings changed to `new` as far as a running daemon can: sharing, container edits, health rules, timing
@@ -185,7 +185,7 @@ impl Config {
     #[must_use]
     pub fn reloaded(&self, new: Self) -> Reloaded {
         let needs_restart = self.needs_restart(&new);
-        let origin = new.loaded.origin.clone();
+        let files = new.loaded.files.clone();
         let Edits { driver_root, dev_root, .. } = self.containers.edits.clone();
         let config = Self {
             containers: ContainerSettings {
@@ -196,11 +196,11 @@ impl Config {
             health: new.health,
             rules: Rules { trusted_keys: self.rules.trusted_keys.clone(), ..new.rules },
             reconcile: new.reconcile,
-            loaded: Loaded { origin: None, chosen: self.loaded.chosen.clone(), ..new.loaded },
+            loaded: Loaded { files: None, chosen: self.loaded.chosen.clone(), ..new.loaded },
             ..self.clone()
         };
-        let (origin, changes) = self.changes(&needs_restart, origin);
-        Reloaded { config: Self { loaded: Loaded { origin, ..config.loaded }, ..config }, changes }
+        let (files, changes) = self.changes(&needs_restart, files);
+        Reloaded { config: Self { loaded: Loaded { files, ..config.loaded }, ..config }, changes }
     }
 
     /// The keys of the settings that a reload does not change and whose value in `new` differs. The patterns have no
@@ -261,15 +261,15 @@ impl Config {
         needs
     }
 
-    /// The changes from the values in use to the values of the file, and the new [`Origin`], whose values are those in
+    /// The changes from the values in use to the values of the file, and the new [`Files`], whose values are those in
     /// use from now on.
     fn changes(
         &self,
         needs_restart: &NeedsRestart,
-        new: Option<Arc<Origin>>,
-    ) -> (Option<Arc<Origin>>, Vec<SettingChange>) {
-        let (Some(running), Some(new)) = (&self.loaded.origin, new) else {
-            return (self.loaded.origin.clone(), Vec::new());
+        new: Option<Arc<Files>>,
+    ) -> (Option<Arc<Files>>, Vec<SettingChange>) {
+        let (Some(running), Some(new)) = (&self.loaded.files, new) else {
+            return (self.loaded.files.clone(), Vec::new());
         };
         let mut values = new.values.clone();
         let keys: BTreeSet<&String> = running.values.keys().chain(new.values.keys()).collect();
@@ -293,7 +293,7 @@ impl Config {
             let shown = |value: Option<&String>| value.map(|value| shown(key, value));
             changes.push(SettingChange { key: key.clone(), from: shown(from), to: shown(to), effect });
         }
-        (Some(Arc::new(Origin { values, ..Origin::clone(&new) })), changes)
+        (Some(Arc::new(Files { values, ..Files::clone(&new) })), changes)
     }
 }
 

@@ -4,7 +4,7 @@ use super::args::ServeArgs;
 use super::checks::{BadSetting, BadSettings, ConfigError};
 use super::file::FileConfig;
 use super::{Config, nvidia};
-use berth_files::yaml::{Document, LeftOut, Problem, Problems, Reading, Shape};
+use berth_files::yaml::{Document, LeftOut, Problem, Problems, ReadResult, RootType};
 use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -107,7 +107,7 @@ impl Source {
             sources.flat_map(|source| source.nvidia.iter().flatten().cloned()).collect();
         let base = base.and_then(|base| base.document.read::<FileConfig>(LeftOut::default()).value);
         let base = base.unwrap_or_default();
-        let Reading { value: mut file, mut problems, mut left_out } =
+        let ReadResult { value: mut file, mut problems, mut left_out } =
             self.document.read::<FileConfig>(LeftOut::default());
         // The rule for `adminListen` depends on `admin.tls`, which may be unreadable.
         let is_admin_unreadable = problems.iter().any(|problem| problem.key.starts_with("admin"));
@@ -131,7 +131,7 @@ impl Source {
                     problems.push(source.locate(bad, args));
                 }
             }
-            Reading { value: file, left_out, .. } = self.document.read(left_out);
+            ReadResult { value: file, left_out, .. } = self.document.read(left_out);
         }
         (None, problems)
     }
@@ -139,8 +139,8 @@ impl Source {
     /// The values of the file with the keys of `base` that it lacks, by their paths.
     pub(super) fn values(&self, base: Option<&Self>) -> BTreeMap<String, String> {
         let own = self.document.scalars();
-        let keys = match self.document.shape() {
-            Shape::Map(keys) => keys,
+        let keys = match self.document.root_type() {
+            RootType::Map(keys) => keys,
             _ => Vec::new(),
         };
         // As `overlay` and `overlay_translated`.

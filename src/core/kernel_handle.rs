@@ -20,7 +20,7 @@ use berth_kernel::policy::decision::{NewDecision, Outcome, OwnedQuestion};
 use berth_kernel::policy::hooks::{AdmitRequest, Hook, PlaceRequest, Placement};
 use berth_kernel::policy::stack::{Stack, StackEntry};
 use berth_kernel::sharing::placement;
-use berth_observe::counters::{Counters, Versions};
+use berth_observe::counters::{Counters, DriverVersions};
 use berth_observe::gpu_history::GpuHistory;
 use crossbeam_channel::{Sender, TrySendError};
 use std::future::Future;
@@ -185,7 +185,7 @@ impl KernelHandle {
         let signs = inventory.signs.clone();
         let loads = std::mem::take(&mut inventory.loads);
         let (driver, cuda) = (inventory.driver_version.clone(), inventory.cuda_version.clone());
-        self.counters().gpus.set_versions(Versions { driver, cuda });
+        self.counters().gpus.set_versions(DriverVersions { driver, cuda });
         // The inventory first: a sign of an unknown GPU would be ignored.
         let applied = self.keeper.execute(Command::RecordScan(inventory));
         self.gpu_history.add(&self.snapshot(), loads, self.now());

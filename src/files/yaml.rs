@@ -9,7 +9,7 @@ mod read;
 mod tree;
 
 pub use problem::{Position, Problem, Problems, nearest, plain, shown};
-pub use tree::{LeftOut, Shape};
+pub use tree::{LeftOut, RootType};
 
 use serde::de::DeserializeOwned;
 use std::collections::BTreeMap;
@@ -40,18 +40,18 @@ impl Document {
 
     /// The type of the document's root.
     #[must_use]
-    pub fn shape(&self) -> Shape<'_> {
-        self.root.shape()
+    pub fn root_type(&self) -> RootType<'_> {
+        self.root.root_type()
     }
 
     /// Deserializes a value and collects all its problems. Invalid parts are left out, as if the file did
     /// not have them, in addition to those in `left_out`.
     #[must_use]
-    pub fn read<T: DeserializeOwned>(&self, mut left_out: LeftOut) -> Reading<T> {
+    pub fn read<T: DeserializeOwned>(&self, mut left_out: LeftOut) -> ReadResult<T> {
         let mut problems = self.repeated.clone();
         loop {
             let fault = match read::value(&self.root, &left_out) {
-                Ok(value) => return Reading { value: Some(value), problems, left_out },
+                Ok(value) => return ReadResult { value: Some(value), problems, left_out },
                 Err(fault) => fault,
             };
             // Faults have a node; one without would be of the whole file.
@@ -62,7 +62,7 @@ impl Document {
                 problems.push(Problem { place: Some(at.place), key, what: fault.what });
             }
             if at.id == self.root.id || problems.is_full() || !left_out.add(at.id) {
-                return Reading { value: None, problems, left_out };
+                return ReadResult { value: None, problems, left_out };
             }
         }
     }
@@ -110,7 +110,7 @@ impl Document {
 
 /// The result of [`Document::read`].
 #[derive(Debug)]
-pub struct Reading<T> {
+pub struct ReadResult<T> {
     /// The value, without the parts that are left out; `None` if too little remains.
     pub value: Option<T>,
     /// All problems.
@@ -119,7 +119,7 @@ pub struct Reading<T> {
     pub left_out: LeftOut,
 }
 
-impl<T> Reading<T> {
+impl<T> ReadResult<T> {
     /// The value, if there are no problems.
     ///
     /// # Errors

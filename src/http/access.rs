@@ -1,17 +1,15 @@
-//! Authentication of guarded routes: the caller, its right, its request rate, and the audit line of each change.
+//! Authentication of guarded routes: the caller, its right, and its request rate.
 //!
 //! If a request has a bearer token, only the token counts, even if the connection has a client certificate or is
 //! root's. GET and HEAD need the right to read; every other method needs the right to change, trials and replays
 //! included, so that no route can omit the check.
 
-use crate::caller::{AuditLine, Caller, Identity};
+use crate::caller::Identity;
 use crate::certificate::ClientCertificate;
 use crate::connection_slots::Slot;
 use crate::failure::Failure;
-use crate::gate::{Context, context};
 use crate::peer::Peer;
 use crate::rate_limit::{Client, Counted, Limiter};
-use crate::response_budget::AuthenticatedClient;
 use crate::reviews::Reviews;
 use crate::route;
 use crate::route_table::{Listener, Matched};
@@ -19,16 +17,12 @@ use crate::settings::{AdminAccess, AdminError, Right, Settings};
 use crate::tls::Tls;
 use crate::token::{self, Tokens};
 use crate::unix_socket;
-use actix_web::body::{BoxBody, MessageBody};
-use actix_web::dev::{ServiceRequest, ServiceResponse};
-use actix_web::http::{Method, StatusCode};
-use actix_web::middleware::Next;
-use actix_web::{Error, HttpMessage, HttpRequest};
+use actix_web::HttpRequest;
+use actix_web::dev::ServiceRequest;
+use actix_web::http::Method;
 use berth_api::Kind;
-use berth_observe::spans;
 use std::path::Path;
 use std::sync::Arc;
-use tracing::Instrument;
 
 /// Unauthenticated requests a second of one address: without a token, with a wrong one, or with one that the API
 /// server has to review. Requests with the daemon's own tokens do not count, so no client locks another out. The same
@@ -44,7 +38,7 @@ const SCRAPES_PER_SECOND: u32 = 20;
 const REVIEWED_PATH_BYTES_MAX: usize = 256;
 
 /// The tokens, certificates and reviews that authenticate callers, and their limits.
-pub struct Access {
+pub struct AccessControl {
     tokens: Tokens,
     tls: Option<Arc<Tls>>,
     reviews: Option<Reviews>,
@@ -56,7 +50,7 @@ pub struct Access {
     own_uid: u32,
 }
 
-impl Access {
+impl AccessControl {
     /// # Errors
     /// If a token's file or one of TLS cannot be used.
     pub(crate) fn open(settings: &Settings) -> Result<Self, AdminError> {
@@ -82,7 +76,11 @@ impl Access {
 
     /// Authenticates the caller. If `counted`, a request that fails to authenticate counts against the limit
     /// of its address.
-    async fn identify(&self, request: &HttpRequest, counted: Counted) -> Result<Identity, Failure> {
+    pub(crate) async fn identify(
+        &self,
+        request: &HttpRequest,
+        counted: Counted,
+    ) -> Result<Identity, Failure> {
         let peer = request.conn_data::<Peer>();
         let reject = |problem| self.unauthenticated.take_if(counted, &Client::of(peer)).and(Err(problem));
         let token = match token::bearer(request.headers()) {
@@ -154,7 +152,11 @@ impl Access {
     /// Checks whether the caller may do this now. A user of the cluster without the right has the rate of an
     /// unauthenticated client, since each of its pods has a token; its changes are still refused with the same
     /// message, and audited.
-    async fn check_right(&self, caller: &Identity, request: &ServiceRequest) -> Result<(), Failure> {
+    pub(crate) async fn check_right(
+        &self,
+        caller: &Identity,
+        request: &ServiceRequest,
+    ) -> Result<(), Failure> {
         let needed = needed(request.method());
         let limiter = match needed {
             Right::Read => &self.reads,
@@ -254,7 +256,8 @@ fn forbidden(caller: &Identity, needed: Right) -> Failure {
     })
 }
 
-fn needed(method: &Method) -> Right {
+/// The right that a method needs.
+pub(crate) fn needed(method: &Method) -> Right {
     match *method {
         Method::GET | Method::HEAD => Right::Read,
         _ => Right::Change,
@@ -262,95 +265,12 @@ fn needed(method: &Method) -> Right {
 }
 
 /// Marks the connection as one of an authenticated client.
-fn mark_authenticated(request: &ServiceRequest) {
+pub(crate) fn mark_authenticated(request: &ServiceRequest) {
     if let Some(slot) = request.conn_data::<Arc<Slot>>() {
         slot.mark_authenticated();
     }
 }
 
-/// The middleware around all guarded paths, unknown ones included.
-pub(crate) async fn authenticate(
-    request: ServiceRequest,
-    next: Next<impl MessageBody + 'static>,
-) -> Result<ServiceResponse<BoxBody>, Error> {
-    let context = context(&request)?;
-    let mut line = (needed(request.method()) == Right::Change).then(|| AuditLine::of(&request));
-    let answered = match admit(&context, &request, line.as_mut()).await {
-        Err(problem) => Ok(request.into_response(problem.response())),
-        Ok(caller) => {
-            let client = caller.identity().client();
-            request.extensions_mut().insert(caller);
-            call_in_span(request, next).await.map(|response| {
-                let mut response = response.map_into_boxed_body();
-                response.response_mut().extensions_mut().insert(AuthenticatedClient(client));
-                response
-            })
-        }
-    };
-    if let Some(mut line) = line {
-        line.status = Some(status(&answered));
-    }
-    answered
-}
-
-/// The caller of a request that it may make. `line`: its audit line, which gets the caller even if it may not.
-async fn admit(
-    context: &Context,
-    request: &ServiceRequest,
-    line: Option<&mut AuditLine>,
-) -> Result<Caller, Failure> {
-    let caller = Caller::new(context.access.identify(request.request(), Counted::Yes).await?);
-    if let Some(line) = line {
-        line.caller = Some(caller.clone());
-    }
-    context.access.check_right(caller.identity(), request).await?;
-    mark_authenticated(request);
-    context.budget.has_room(&caller.identity().client(), request.request())?;
-    Ok(caller)
-}
-
-fn status<B>(answered: &Result<ServiceResponse<B>, Error>) -> StatusCode {
-    match answered {
-        Ok(response) => response.status(),
-        Err(error) => error.as_response_error().status_code(),
-    }
-}
-
-/// Runs an authenticated request in a span, in its caller's trace if the request names one: other requests must not
-/// write into traces, and probes and pages have no span. What follows the response's head, such as an event stream, is
-/// not part of the span.
-async fn call_in_span<B: MessageBody>(
-    request: ServiceRequest,
-    next: Next<B>,
-) -> Result<ServiceResponse<B>, Error> {
-    if !spans::is_on() {
-        return next.call(request).await;
-    }
-    // The label of the route table, never a text of the client.
-    let endpoint = Matched::of(request.request())?.endpoint();
-    let label = endpoint.map(|endpoint| endpoint.label.as_str());
-    let tls = request.app_config().secure();
-    let span = spans::http(method(request.method()), label, request.path(), tls);
-    let header = |name| request.headers().get(name).and_then(|value| value.to_str().ok());
-    spans::set_parent(&span, header("traceparent"), header("tracestate"));
-    let answered = next.call(request).instrument(span.clone()).await;
-    spans::http_answered(&span, status(&answered).as_u16());
-    answered
-}
-
-/// One of a closed list: a client may send any token as its method.
-fn method(method: &Method) -> &'static str {
-    match *method {
-        Method::GET => "GET",
-        Method::HEAD => "HEAD",
-        Method::PUT => "PUT",
-        Method::POST => "POST",
-        Method::PATCH => "PATCH",
-        Method::DELETE => "DELETE",
-        Method::OPTIONS => "OPTIONS",
-        _ => "_OTHER",
-    }
-}
 /// Reads the files that authentication reads at a start, tokens' and TLS', and reports the errors of a start. It
 /// creates none, and the token of the first start may be missing.
 ///

@@ -9,7 +9,7 @@
 use crate::failure::Failure;
 use crate::peer::Peer;
 use crate::rate_limit::Client;
-use crate::reviewer::User;
+use crate::reviewer::ClusterUser;
 use crate::route;
 use crate::settings::Right;
 use actix_web::dev::{Payload, ServiceRequest};
@@ -36,7 +36,7 @@ pub(crate) struct Identity {
     /// How it is authenticated: `token`, `certificate`, `socket` or `kubernetes`.
     pub(crate) by: &'static str,
     /// The user of the cluster, if it is one.
-    pub(crate) user: Option<Arc<User>>,
+    pub(crate) user: Option<Arc<ClusterUser>>,
 }
 
 /// The caller of a request, with the statements of the request for the audit line.

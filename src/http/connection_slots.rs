@@ -239,12 +239,17 @@ pub(crate) struct Slot {
     unread_since: AtomicU64,
     /// Deadline for reading a large response, milliseconds after `began` plus one; 0: there is none.
     taken_until: AtomicU64,
-    /// Whether reading is paused.
-    reading_paused: AtomicBool,
-    /// Whether a read was requested meanwhile.
-    waits: AtomicBool,
+    pause: ReadingPause,
     closed: AtomicBool,
     waker: AtomicWaker,
+}
+
+/// The pause of reading until a request is answered.
+#[derive(Default)]
+struct ReadingPause {
+    is_on: AtomicBool,
+    /// Whether a read was requested meanwhile.
+    is_awaited: AtomicBool,
 }
 
 /// A request in progress.
@@ -280,8 +285,7 @@ impl Slot {
             idle_since: AtomicU64::new(now),
             unread_since: AtomicU64::new(0),
             taken_until: AtomicU64::new(0),
-            reading_paused: AtomicBool::new(false),
-            waits: AtomicBool::new(false),
+            pause: ReadingPause::default(),
             closed: AtomicBool::new(false),
             waker: AtomicWaker::new(),
         }
@@ -296,16 +300,16 @@ impl Slot {
     /// Pauses reading once the request in progress is complete, until it is answered. The HTTP library would read
     /// thousands of requests, and each takes many times the memory of its bytes.
     pub(crate) fn pause_reading(&self) {
-        self.reading_paused.store(true, Ordering::Relaxed);
+        self.pause.is_on.store(true, Ordering::Relaxed);
     }
 
     /// Whether reading is paused; the task that asked is woken at the end of the pause.
     pub(crate) fn is_reading_paused(&self) -> bool {
-        let reading_paused = self.reading_paused.load(Ordering::Relaxed);
-        if reading_paused {
-            self.waits.store(true, Ordering::Relaxed);
+        let is_on = self.pause.is_on.load(Ordering::Relaxed);
+        if is_on {
+            self.pause.is_awaited.store(true, Ordering::Relaxed);
         }
-        reading_paused
+        is_on
     }
 
     /// Whether a request is in progress.
@@ -405,8 +409,8 @@ impl Drop for Work {
         self.0.idle_since.store(millis(self.0.began), Ordering::Relaxed);
         self.0.taken_until.store(0, Ordering::Relaxed);
         self.0.requests_in_progress.fetch_sub(1, Ordering::Relaxed);
-        self.0.reading_paused.store(false, Ordering::Relaxed);
-        if self.0.waits.swap(false, Ordering::Relaxed) {
+        self.0.pause.is_on.store(false, Ordering::Relaxed);
+        if self.0.pause.is_awaited.swap(false, Ordering::Relaxed) {
             self.0.waker.wake();
         }
     }
@@ -581,7 +585,7 @@ mod tests {
         one.pause_reading();
         assert!(one.is_reading_paused() && one.is_handling());
         drop(work);
-        assert!(!one.is_reading_paused() && !one.waits.load(Ordering::Relaxed));
+        assert!(!one.is_reading_paused() && !one.pause.is_awaited.load(Ordering::Relaxed));
     }
 
     #[test]

@@ -165,9 +165,13 @@ const ROOM_BYTES: usize = 16 * 1024;
 
 fn bytes<T: Serialize>(shown: &T) -> Result<Vec<u8>, Failure> {
     let mut body = Vec::with_capacity(ROOM_BYTES);
-    serde_json::to_writer(&mut body, shown)
-        .map_err(|error| Failure::new(Kind::Internal, format!("the response cannot be written: {error}")))?;
+    serde_json::to_writer(&mut body, shown).map_err(|error| unwritten(&error))?;
     Ok(body)
+}
+
+/// The error of a response that cannot be serialized.
+pub fn unwritten(error: &serde_json::Error) -> Failure {
+    Failure::new(Kind::Internal, format!("the response cannot be written: {error}"))
 }
 
 fn strong(body: &[u8]) -> String {

@@ -1,7 +1,7 @@
 //! The middleware of all requests: host, rate, counters, the headers of all responses, and what a client of another
 //! machine gets of probes and scrapes.
 
-use crate::access::{self, Access};
+use crate::access::AccessControl;
 use crate::connection_slots::{Slot, Work};
 use crate::failure::{Failure, PROBLEM_JSON, excerpt};
 use crate::peer::Peer;
@@ -11,36 +11,21 @@ use crate::route::{IDENTITY, path};
 use crate::route_table::{Audience, Matched, RouteTable};
 use crate::{etag, query};
 use actix_web::body::{BoxBody, MessageBody};
-use actix_web::dev::{ServiceFactory, ServiceRequest, ServiceResponse};
+use actix_web::dev::{ServiceRequest, ServiceResponse};
 use actix_web::http::StatusCode;
 use actix_web::http::header::{
     AUTHORIZATION, CACHE_CONTROL, CONTENT_ENCODING, CONTENT_TYPE, HOST, HeaderMap, HeaderValue,
     REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS, X_FRAME_OPTIONS,
 };
-use actix_web::middleware::{Next, from_fn};
-use actix_web::web::{self, Data, PathConfig, QueryConfig, ServiceConfig};
-use actix_web::{Error, HttpMessage, HttpRequest, Scope};
+use actix_web::middleware::Next;
+use actix_web::web::{Data, PathConfig, QueryConfig, ServiceConfig};
+use actix_web::{Error, HttpMessage, HttpRequest};
 use berth_api::Kind;
 use berth_observe::counters::{Counters, Method};
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
-
-/// The scope of all routes that need a token.
-pub(crate) fn guarded(
-    path: &str,
-) -> Scope<
-    impl ServiceFactory<
-        ServiceRequest,
-        Config = (),
-        Response = ServiceResponse<impl MessageBody>,
-        Error = Error,
-        InitError = (),
-    >,
-> {
-    web::scope(path).wrap(from_fn(etag::check_conditions)).wrap(from_fn(access::authenticate))
-}
 
 /// Makes malformed paths and queries problems.
 pub(crate) fn problems(config: &mut ServiceConfig) {
@@ -54,12 +39,13 @@ pub(crate) async fn admin_gate(
     next: Next<impl MessageBody + 'static>,
 ) -> Result<ServiceResponse<BoxBody>, Error> {
     let begun = StartedRequest::by(&mut request);
-    let matched = Matched::find(&request)?;
-    let admitted = admit(&context(&request)?.access, matched, &request).await;
+    let context = context(&request)?;
+    let matched = Matched::find(context.routes, &request)?;
+    let admitted = admit(&context.access, matched, &request).await;
     pass(request, next, begun, admitted.err()).await
 }
 
-async fn admit(access: &Access, matched: Matched, request: &ServiceRequest) -> Result<(), Failure> {
+async fn admit(access: &AccessControl, matched: Matched, request: &ServiceRequest) -> Result<(), Failure> {
     match request.conn_data::<Peer>() {
         // A page of another origin cannot connect to a Unix socket. Over TLS, if it points its own name to this
         // address, the certificate has another name and the connection ends.
@@ -79,9 +65,10 @@ pub(crate) async fn health_gate(
     next: Next<impl MessageBody + 'static>,
 ) -> Result<ServiceResponse<BoxBody>, Error> {
     let begun = StartedRequest::by(&mut request);
-    let is_scrape =
-        Matched::find(&request)?.endpoint().is_some_and(|found| found.audience == Audience::Scrape);
-    let refused = if is_scrape { context(&request)?.access.limit_scrapes(&request) } else { Ok(()) };
+    let context = context(&request)?;
+    let found = Matched::find(context.routes, &request)?.endpoint();
+    let is_scrape = found.is_some_and(|found| found.audience == Audience::Scrape);
+    let refused = if is_scrape { context.access.limit_scrapes(&request) } else { Ok(()) };
     pass(request, next, begun, refused.err()).await
 }
 
@@ -174,7 +161,7 @@ fn finish(response: ServiceResponse<BoxBody>) -> ServiceResponse<BoxBody> {
 /// The state that all requests of all listeners share.
 pub struct Context {
     /// Authentication and its limits.
-    pub access: Access,
+    pub access: AccessControl,
     /// The routes of the application.
     pub(crate) routes: &'static RouteTable,
     /// The memory of responses that are not read yet.
@@ -185,7 +172,7 @@ pub struct Context {
 }
 
 impl Context {
-    pub(crate) fn new(access: Access, routes: &'static RouteTable, counters: Arc<Counters>) -> Self {
+    pub(crate) fn new(access: AccessControl, routes: &'static RouteTable, counters: Arc<Counters>) -> Self {
         Self { access, routes, budget: Budget::default(), gate: Gate::default(), counters }
     }
 }
@@ -278,7 +265,7 @@ struct WithoutDetails;
 /// # Errors
 /// If the client may not have the metrics.
 async fn check_other_machine(
-    access: &Access,
+    access: &AccessControl,
     matched: Matched,
     request: &ServiceRequest,
 ) -> Result<(), Failure> {

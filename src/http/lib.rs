@@ -12,6 +12,7 @@ mod connection_slots;
 pub mod etag;
 mod failure;
 mod gate;
+mod guarded;
 mod listeners;
 mod on_demand;
 mod peer;
@@ -28,14 +29,14 @@ mod tls;
 mod token;
 mod unix_socket;
 
-pub use access::{Access, check_files};
+pub use access::{AccessControl, check_files};
 pub use caller::Caller;
 pub use compress::{CompressedFile, accepts_gzip};
 pub use failure::{Failure, HandlerResult, PROBLEM_JSON, excerpt};
 pub use gate::{Context, may_have_details};
-pub use listeners::{Application, Running, Server};
+pub use listeners::{Application, RunningServer, Server};
 pub use response_budget::Weight;
-pub use reviewer::{ReviewError, Reviewer, User};
+pub use reviewer::{ClusterUser, Reviewer, ReviewerError};
 pub use route::IDENTITY;
 pub use route_table::{Audience, QueryRule, RouteRow, RouteTable, Verb};
 pub use settings::{

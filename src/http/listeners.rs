@@ -1,9 +1,10 @@
 //! The listeners and their threads: bound at start, run once the ledger is open, stopped within a second.
 
-use crate::access::Access;
+use crate::access::AccessControl;
 use crate::connection::{self, Connection};
 use crate::connection_slots::{ConnectionSlots, SWEEP_EVERY, UNREAD_MAX};
 use crate::gate::{self, Context};
+use crate::guarded;
 use crate::on_demand::on_demand;
 use crate::route_table::{Listener, RouteTable};
 use crate::settings::{AdminError, Settings};
@@ -67,7 +68,7 @@ const FINISH_WAIT: Duration = Duration::from_millis(500);
 const FINISH_POLL: Duration = Duration::from_millis(5);
 /// Time for the last responses to leave after their handlers have finished: they go to local sockets.
 const FLUSH_WAIT: Duration = Duration::from_millis(50);
-/// Longest duration of [`Running::stop`].
+/// Longest duration of [`RunningServer::stop`].
 const STOP_MAX: Duration = Duration::from_millis(900);
 
 /// The routes that the listeners serve.
@@ -101,14 +102,14 @@ macro_rules! http {
 /// A server that listens but does not respond yet: connections wait in the system's queue.
 pub struct Server {
     settings: Settings,
-    access: Access,
+    access: AccessControl,
     admin: TcpListener,
     health: Option<TcpListener>,
     socket: Option<AdminSocket>,
 }
 
 /// A running server. Dropping it stops it without waiting.
-pub struct Running {
+pub struct RunningServer {
     stop: tokio::sync::mpsc::Sender<()>,
     stopped: mpsc::Receiver<()>,
     /// The address of the API, with the port that the system chose if 0 was requested.
@@ -128,7 +129,7 @@ impl Server {
         let admin = listen(settings.listen, "--admin-listen")?;
         let health = settings.health_listen.map(|address| listen(address, "--health-listen"));
         let health = health.transpose()?;
-        let access = Access::open(&settings)?;
+        let access = AccessControl::open(&settings)?;
         let socket = settings.access.socket.as_deref().map(AdminSocket::bind).transpose()?;
         Ok(Self { settings, access, admin, health, socket })
     }
@@ -150,7 +151,7 @@ impl Server {
         self,
         counters: Arc<Counters>,
         application: impl FnOnce(Arc<Context>) -> (A, F) + Send + 'static,
-    ) -> Result<Running, AdminError> {
+    ) -> Result<RunningServer, AdminError> {
         let address = self.address()?;
         let health_address = self.health.as_ref().map(TcpListener::local_addr);
         let health_address = health_address.transpose().map_err(AdminError::Threads)?;
@@ -171,7 +172,7 @@ impl Server {
             Err(gone) => return Err(AdminError::Threads(io::Error::other(gone))),
         }
         tracing::debug!(%address, "the admin API is listening");
-        Ok(Running { stop, stopped, address, url: format!("{scheme}://{address}"), health_address })
+        Ok(RunningServer { stop, stopped, address, url: format!("{scheme}://{address}"), health_address })
     }
 
     async fn serve<A: Application, F: Future<Output = ()> + 'static>(
@@ -226,7 +227,7 @@ impl Server {
     }
 }
 
-impl Running {
+impl RunningServer {
     /// Lets requests in progress finish, for at most half a second, and stops. Blocks for less than a second.
     pub fn stop(self) {
         let _ = self.stop.try_send(());
@@ -314,7 +315,7 @@ fn start<A: Application>(
 
 /// Adds the routes of a listener and then their data, so that nothing which the data adds comes before a route.
 fn serve_routes<A: Application>(application: &A, listener: Listener, config: &mut ServiceConfig) {
-    A::routes().register(config, listener);
+    guarded::register(A::routes(), config, listener);
     application.data(config);
 }
 

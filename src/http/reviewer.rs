@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 /// A user of the cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct User {
+pub struct ClusterUser {
     /// Such as `system:serviceaccount:monitoring:grafana`.
     pub name: String,
     /// Distinguishes users with the same name over time.
@@ -20,18 +20,18 @@ pub struct User {
 /// The API server gave no answer.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
-pub struct ReviewError(pub String);
+pub struct ReviewerError(pub String);
 
 /// The client of the API server, which the daemon provides. A review begins when its future is first polled, and ends
 /// when that is dropped; the caller counts concurrent ones.
 pub trait Reviewer: Send + Sync {
     /// The user of a token; `None` if the token is invalid.
-    fn authenticate(&self, token: String) -> BoxFuture<'static, Result<Option<User>, ReviewError>>;
+    fn authenticate(&self, token: String) -> BoxFuture<'static, Result<Option<ClusterUser>, ReviewerError>>;
     /// Whether the user may do `verb` (an HTTP method in lower case) at this non-resource path.
     fn authorize(
         &self,
-        user: Arc<User>,
+        user: Arc<ClusterUser>,
         verb: &'static str,
         path: String,
-    ) -> BoxFuture<'static, Result<bool, ReviewError>>;
+    ) -> BoxFuture<'static, Result<bool, ReviewerError>>;
 }

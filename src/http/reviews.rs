@@ -3,7 +3,7 @@
 
 use crate::failure::Failure;
 use crate::rate_limit::{Client, Counted, Limiter};
-use crate::reviewer::{ReviewError, Reviewer, User};
+use crate::reviewer::{ClusterUser, Reviewer, ReviewerError};
 use actix_web::http::Method;
 use berth_api::Kind;
 use parking_lot::Mutex;
@@ -37,7 +37,7 @@ const PREFIX: &str = "/berth";
 /// Sends reviews, and keeps their results for a while. Of tokens only SHA-256 hashes are kept.
 pub(crate) struct Reviews {
     reviewer: Arc<dyn Reviewer>,
-    users: ExpiringMap<Arc<User>>,
+    users: ExpiringMap<Arc<ClusterUser>>,
     answers: ExpiringMap<bool>,
     places: Semaphore,
     unknown_tokens: Semaphore,
@@ -57,7 +57,7 @@ impl Reviews {
     }
 
     /// The user of the token, if it was reviewed within the last minute.
-    pub(crate) fn cached_user(&self, token: &str) -> Option<Arc<User>> {
+    pub(crate) fn cached_user(&self, token: &str) -> Option<Arc<ClusterUser>> {
         self.users.get(&key([token]), Instant::now())
     }
 
@@ -74,14 +74,14 @@ impl Reviews {
         &self,
         token: &str,
         counted: Counted,
-    ) -> Result<Option<Arc<User>>, Failure> {
+    ) -> Result<Option<Arc<ClusterUser>>, Failure> {
         let key = key([token]);
         self.often.take_if(counted, &Client::token(&key))?;
         let is_unknown = !self.users.has(&key);
         let found = self.ask(is_unknown, self.reviewer.authenticate(token.into())).await?;
         let size = 1..=USER_BYTES_MAX;
         let is_name =
-            |user: &User| size.contains(&user.name.len()) && !user.name.chars().any(char::is_control);
+            |user: &ClusterUser| size.contains(&user.name.len()) && !user.name.chars().any(char::is_control);
         match found {
             Some(user) if is_name(&user) => {
                 let user = Arc::new(user);
@@ -107,7 +107,7 @@ impl Reviews {
     /// If the user causes too many reviews, or the API server gives no answer.
     pub(crate) async fn authorize(
         &self,
-        user: &Arc<User>,
+        user: &Arc<ClusterUser>,
         method: &Method,
         path: &str,
         counted: Counted,
@@ -128,7 +128,7 @@ impl Reviews {
     async fn ask<T>(
         &self,
         is_unknown: bool,
-        review: impl Future<Output = Result<T, ReviewError>>,
+        review: impl Future<Output = Result<T, ReviewerError>>,
     ) -> Result<T, Failure> {
         let reviewed = tokio::time::timeout(REVIEW_WAIT, async {
             let _unknown_token_permit = match is_unknown {
@@ -164,8 +164,8 @@ fn verb(method: &Method) -> Option<&'static str> {
 }
 
 /// Everything that the API server's answer may depend on.
-fn about(user: &User, verb: &str, path: &str) -> [u8; 32] {
-    let User { name, uid, groups, extra } = user;
+fn about(user: &ClusterUser, verb: &str, path: &str) -> [u8; 32] {
+    let ClusterUser { name, uid, groups, extra } = user;
     let count = |n: usize| n.to_string();
     let mut parts = vec![name.clone(), count(uid.iter().len()), uid.clone().unwrap_or_default()];
     parts.push(count(groups.len()));
@@ -258,7 +258,7 @@ mod tests {
     #[test]
     fn an_answer_hangs_on_all_that_the_cluster_knows_of_a_user() {
         let list = |all: &[&str]| all.iter().map(ToString::to_string).collect::<Vec<_>>();
-        let user = |groups: &[&str], extra: &[(&str, &[&str])]| User {
+        let user = |groups: &[&str], extra: &[(&str, &[&str])]| ClusterUser {
             name: "ann".into(),
             uid: None,
             groups: list(groups),
@@ -266,7 +266,7 @@ mod tests {
         };
         let all = [
             user(&[], &[]),
-            User { uid: Some(String::new()), ..user(&[], &[]) },
+            ClusterUser { uid: Some(String::new()), ..user(&[], &[]) },
             user(&["a", "b"], &[]),
             user(&["a\nb"], &[]),
             user(&["b", "a"], &[]),

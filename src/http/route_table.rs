@@ -3,11 +3,10 @@
 //! of a request.
 
 use crate::failure::Failure;
-use crate::gate::{self, context};
 use crate::route;
 use actix_web::dev::ServiceRequest;
 use actix_web::http::Method;
-use actix_web::web::{self, ServiceConfig};
+use actix_web::web;
 use actix_web::{HttpMessage, HttpRequest, HttpResponse, Route, guard};
 use berth_api::Kind;
 use std::collections::HashMap;
@@ -104,7 +103,7 @@ pub struct RouteRow {
 
 /// A path with its rows.
 pub(crate) struct Endpoint {
-    path: &'static str,
+    pub(crate) path: &'static str,
     /// The path in metrics and traces.
     pub(crate) label: String,
     allow: String,
@@ -140,7 +139,8 @@ pub(crate) enum Listener {
 }
 
 impl Listener {
-    fn serves(self, audience: Audience) -> bool {
+    /// Whether it has routes for this audience.
+    pub(crate) fn serves(self, audience: Audience) -> bool {
         self == Self::Admin || matches!(audience, Audience::Probe | Audience::Scrape)
     }
 }
@@ -148,13 +148,13 @@ impl Listener {
 /// All routes of an application.
 pub struct RouteTable {
     /// The path below which everything needs a token, also what is not a route.
-    guarded: &'static str,
+    pub(crate) guarded: &'static str,
     /// What a client does about an unknown path of the admin listener.
     admin_hint: &'static str,
     /// The same for the health listener.
     health_hint: &'static str,
     /// In the order of their first rows.
-    endpoints: Vec<Endpoint>,
+    pub(crate) endpoints: Vec<Endpoint>,
     by_path: HashMap<&'static str, usize>,
 }
 
@@ -233,27 +233,6 @@ impl RouteTable {
         };
         Failure::new(Kind::NoRoute, format!("there is no route {path}")).hint(hint)
     }
-
-    /// Adds the routes of a listener.
-    pub(crate) fn register(&'static self, config: &mut ServiceConfig, listener: Listener) {
-        let nowhere =
-            move |request: HttpRequest| async move { self.nothing_at(request.path(), listener).response() };
-        let served = self.endpoints.iter().filter(|endpoint| listener.serves(endpoint.audience));
-        let (guarded, open): (Vec<_>, Vec<_>) =
-            served.partition(|endpoint| endpoint.audience == Audience::Guarded);
-        if listener == Listener::Admin {
-            let mut scope = gate::guarded(self.guarded).default_service(web::to(nowhere));
-            for endpoint in guarded {
-                let below = endpoint.path.strip_prefix(self.guarded).unwrap_or(endpoint.path);
-                scope = scope.service(resource(below, endpoint));
-            }
-            config.service(scope);
-        }
-        for endpoint in open {
-            config.service(resource(endpoint.path, endpoint));
-        }
-        config.default_service(web::to(nowhere));
-    }
 }
 
 /// A path whose varying parts have no names.
@@ -269,7 +248,8 @@ fn is_match(template: &str, literal: &str) -> bool {
     template.len() == literal.len() && template.iter().zip(&literal).all(is_same)
 }
 
-fn resource(path: &str, endpoint: &'static Endpoint) -> actix_web::Resource {
+/// The resource of an endpoint.
+pub(crate) fn resource(path: &str, endpoint: &'static Endpoint) -> actix_web::Resource {
     let other = move |request: HttpRequest| async move { endpoint.method_not_allowed(&request) };
     let mut resource = web::resource(path).default_service(web::to(other));
     for row in &endpoint.rows {
@@ -291,15 +271,14 @@ impl Matched {
     ///
     /// # Errors
     /// If the router has a path that the table does not have: it would be served without the checks of its row.
-    pub(crate) fn find(request: &ServiceRequest) -> Result<Self, actix_web::Error> {
-        let table = context(request)?.routes;
+    pub(crate) fn find(table: &'static RouteTable, request: &ServiceRequest) -> Result<Self, Failure> {
         let endpoint = match request.resource_map().match_pattern(route::path(request.request())) {
             None => None,
             Some(pattern) => match table.by_path.get(pattern.as_str()) {
                 Some(at) => Some(&table.endpoints[*at]),
                 None => {
                     let detail = format!("{pattern} is served, but is not in the route table");
-                    return Err(Failure::new(Kind::Internal, detail).into());
+                    return Err(Failure::new(Kind::Internal, detail));
                 }
             },
         };

@@ -70,14 +70,15 @@ pub enum CheckpointError {
         path: PathBuf,
     },
     /// It is larger than [`CHECKPOINT_BYTES_MAX`].
-    #[error("the kubelet's checkpoint at {path} has {bytes} bytes; at most {limit} are read")]
+    #[error(
+        "the kubelet's checkpoint at {path} has {bytes} bytes; at most {} are read",
+        CHECKPOINT_BYTES_MAX
+    )]
     TooLarge {
         /// Its path.
         path: PathBuf,
         /// Its size in bytes.
         bytes: u64,
-        /// The limit in bytes.
-        limit: u64,
     },
     /// It is not in the format that this release knows.
     #[error("the kubelet's checkpoint at {path} is not in the format that this release knows ({detail})")]
@@ -174,11 +175,7 @@ fn read_file(path: &Path) -> Result<(Vec<u8>, FileId), CheckpointError> {
     limited.read_to_end(&mut bytes).map_err(io_error)?;
     let read = u64::try_from(bytes.len()).unwrap_or(u64::MAX);
     if read > CHECKPOINT_BYTES_MAX {
-        return Err(CheckpointError::TooLarge {
-            path: path.to_owned(),
-            bytes: metadata.len().max(read),
-            limit: CHECKPOINT_BYTES_MAX,
-        });
+        return Err(CheckpointError::TooLarge { path: path.to_owned(), bytes: metadata.len().max(read) });
     }
     Ok((bytes, FileId::of(&metadata)))
 }

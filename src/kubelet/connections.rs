@@ -6,7 +6,7 @@
 //! the slot of the one that has been idle longest. Further connections wait in the socket's backlog, in
 //! the order in which they arrived.
 
-use super::settings::Timeouts;
+use berth_core::log_limit::{LOG_INTERVAL, LogLimit};
 use futures_util::task::AtomicWaker;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -29,8 +29,29 @@ pub(super) const CONNECTIONS_MAX: usize = 64;
 /// Up to this many idle connections are assumed to be new and are not closed while an older connection can be.
 /// Otherwise open streams in all slots would keep new connections out.
 const IDLE_KEPT_MAX: usize = CONNECTIONS_MAX / 4;
-/// The shortest time between two warnings of the same kind.
-const WARN_EVERY: Duration = Duration::from_secs(60);
+
+/// The waits of the connections to one plugin.
+#[derive(Clone, Copy, Debug)]
+pub struct ConnectionTimeouts {
+    /// A connection is closed after this long without a running call. The kubelet makes its first call within
+    /// milliseconds, and then keeps a stream open.
+    pub idle_max: Duration,
+    /// If all slots are in use, no connection younger than this is closed for another: on a busy node, a dial and its
+    /// first call may take this long.
+    pub min_age: Duration,
+    /// How long a graceful stop waits for running calls.
+    pub stop_limit: Duration,
+}
+
+impl Default for ConnectionTimeouts {
+    fn default() -> Self {
+        Self {
+            idle_max: Duration::from_secs(5),
+            min_age: Duration::from_millis(200),
+            stop_limit: Duration::from_millis(200),
+        }
+    }
+}
 
 /// Increments a count until it is dropped.
 #[derive(Debug)]
@@ -56,8 +77,7 @@ pub(super) struct Connections {
     socket: String,
     /// The users whose processes may connect.
     allowed_users: [u32; 2],
-    silent_max: Duration,
-    min_age: Duration,
+    timeouts: ConnectionTimeouts,
     open: Mutex<Open>,
     /// Notified when a slot becomes free.
     freed: Notify,
@@ -67,27 +87,8 @@ pub(super) struct Connections {
 struct Open {
     next_number: u64,
     by_age: BTreeMap<u64, Arc<Connection>>,
-    closed: WarnLimit,
-    refused: WarnLimit,
-}
-
-/// Allows one warning per `WARN_EVERY`.
-#[derive(Debug, Default)]
-struct WarnLimit {
-    last: Option<Instant>,
-    count: u64,
-}
-
-impl WarnLimit {
-    /// Counts one more event. Returns the events since the last warning if the next one is due.
-    fn count(&mut self) -> Option<u64> {
-        self.count += 1;
-        if self.last.is_some_and(|last| last.elapsed() < WARN_EVERY) {
-            return None;
-        }
-        self.last = Some(Instant::now());
-        Some(std::mem::take(&mut self.count))
-    }
+    close_log: LogLimit<()>,
+    refusal_log: LogLimit<()>,
 }
 
 /// The state of one connection; its calls find it in their request extensions.
@@ -196,15 +197,8 @@ impl Drop for Call {
 
 impl Connections {
     /// `allowed_users` are those whose processes may connect; the socket's path is for the log.
-    pub(super) fn new(socket: String, allowed_users: [u32; 2], timeouts: &Timeouts) -> Arc<Self> {
-        Arc::new(Self {
-            socket,
-            allowed_users,
-            silent_max: timeouts.idle_max,
-            min_age: timeouts.min_age,
-            open: Mutex::default(),
-            freed: Notify::new(),
-        })
+    pub(super) fn new(socket: String, allowed_users: [u32; 2], timeouts: ConnectionTimeouts) -> Arc<Self> {
+        Arc::new(Self { socket, allowed_users, timeouts, open: Mutex::default(), freed: Notify::new() })
     }
 
     /// Assigns a slot to an accepted connection, closing another connection if necessary. `None`, which
@@ -220,7 +214,7 @@ impl Connections {
         loop {
             match self.take_slot(Instant::now()) {
                 Ok((number, connection)) => {
-                    let idle_check = Box::pin(sleep(self.silent_max));
+                    let idle_check = Box::pin(sleep(self.timeouts.idle_max));
                     return Some(ServedConnection {
                         stream,
                         connection,
@@ -236,14 +230,14 @@ impl Connections {
     }
 
     fn refuse(&self, user: u32, process: Option<i32>) {
-        if let Some(refused) = self.open.lock().refused.count() {
+        if let Some(omitted) = self.open.lock().refusal_log.admit((), std::time::Instant::now()) {
             tracing::warn!(
                 socket = self.socket,
                 user,
                 process,
-                refused,
+                refused = omitted + 1,
                 "refused a connection: only processes of root and of berth's own user may connect. Logged at most every {} s",
-                WARN_EVERY.as_secs()
+                LOG_INTERVAL.as_secs()
             );
         }
     }
@@ -258,10 +252,10 @@ impl Connections {
             };
             let all = || by_age.iter().map(cost);
             let idle = all().filter(|((cost, _), ..)| *cost == CloseCost::Idle).count();
-            let old = || all().filter(|(.., age)| *age >= self.min_age).min();
+            let old = || all().filter(|(.., age)| *age >= self.timeouts.min_age).min();
             let cheapest = if idle > IDLE_KEPT_MAX { all().min() } else { old().or_else(|| all().min()) };
             if let Some((_, number, age)) = cheapest {
-                let left = self.min_age.saturating_sub(age);
+                let left = self.timeouts.min_age.saturating_sub(age);
                 if !left.is_zero() {
                     // It may be the kubelet's, before its first call.
                     return Err(left);
@@ -280,13 +274,13 @@ impl Connections {
         if let Some(connection) = open.by_age.remove(&number) {
             connection.close();
         }
-        if let Some(closed) = open.closed.count() {
+        if let Some(omitted) = open.close_log.admit((), std::time::Instant::now()) {
             tracing::warn!(
                 socket = self.socket,
-                closed,
+                closed = omitted + 1,
                 "all {CONNECTIONS_MAX} connection slots of this plugin socket are in use; \
                  connections are closed for new ones, idle ones first (`ss -xp` lists the processes). Logged at most every {} s",
-                WARN_EVERY.as_secs()
+                LOG_INTERVAL.as_secs()
             );
         }
     }
@@ -319,7 +313,7 @@ impl ServedConnection {
         loop {
             ready!(self.idle_check.as_mut().poll(context));
             let now = Instant::now();
-            let end = self.connection.idle_since().unwrap_or(now) + self.connections.silent_max;
+            let end = self.connection.idle_since().unwrap_or(now) + self.connections.timeouts.idle_max;
             if end <= now {
                 tracing::debug!(socket = self.connections.socket, "closed an idle connection");
                 return Poll::Ready(());

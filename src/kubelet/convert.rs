@@ -6,6 +6,7 @@ use super::wire::v1beta1::{NumaNode, TopologyInfo};
 use super::wire::{HEALTHY, UNHEALTHY};
 use crate::edits::{DeviceListStrategy, Edits, MpsEdits, ResourceEdits, device_name};
 use berth_kernel::evidence::part_use;
+use berth_kernel::evidence::pods::VISIBLE_DEVICES;
 use berth_kernel::grants::allocation::{Allocation, Limits};
 use berth_kernel::hardware::gpu::Part;
 use berth_kernel::ids::names::Resource;
@@ -13,17 +14,16 @@ use berth_kernel::node::ledger::Ledger;
 use berth_kernel::sharing::listing::ListedDevice;
 use std::collections::BTreeSet;
 
-/// The variable that names the GPUs to NVIDIA's runtimes.
-const VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
 /// The value with which NVIDIA's runtime adds nothing to a container.
 const NO_DEVICES: &str = "void";
 /// The folder whose mounts name devices to NVIDIA's runtimes.
 const MOUNTS_ROOT: &str = "/var/run/nvidia-container-devices";
 /// Prefix of the variable that carries the allocation's id. The kubelet's checkpoint stores it with the pod's UID.
 const ALLOCATION_ID: &str = "BERTH_ALLOCATION_ID_";
+
 /// A key that differs between two resources of one container: the kubelet merges their environments
 /// and keeps only one of two equal keys.
-pub(super) fn resource_key(prefix: &str, resource: &Resource) -> String {
+fn resource_key(prefix: &str, resource: &Resource) -> String {
     let name = resource.as_str().chars();
     let name = name.map(|c| match c {
         c if c.is_ascii_alphanumeric() => c.to_ascii_uppercase(),
@@ -203,20 +203,8 @@ mod tests {
 
     fn ledger() -> Ledger {
         let part = |n: u32| {
-            Change::PartFound(Part {
-                gpu: GpuId::parse(&format!("GPU-{}", 9 - n)).unwrap(),
-                id: PartId::parse(&format!("GPU-{}", 9 - n)).unwrap(),
-                vendor: "nvidia".into(),
-                model: "Test".into(),
-                gpu_index: n,
-                minor: Some(n + 4),
-                memory_mib: 1000,
-                pci_bus: None,
-                numa_node: None,
-                mig_enabled: false,
-                mig: None,
-                attributes: BTreeMap::new(),
-            })
+            let gpu = GpuId::parse(&format!("GPU-{}", 9 - n)).unwrap();
+            Change::PartFound(Part { minor: Some(n + 4), ..Part::whole_gpu(gpu, n) })
         };
         let mut ledger = Ledger::default();
         ledger.apply(&Entry { at: Now::default(), changes: vec![part(0), part(1)] });

@@ -1,48 +1,48 @@
-//! The device list of one resource, read by its ListAndWatch streams.
+//! The device lists of the resources, read by their ListAndWatch streams.
 
+use berth_kernel::ids::names::Resource;
 use berth_kernel::sharing::listing::ListedDevice;
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use tokio::sync::watch;
 
-/// One version of the list.
-#[derive(Clone, Debug, Default)]
-pub(super) struct ListVersion {
-    /// The whole list, sorted by id.
-    pub(super) devices: Arc<Vec<ListedDevice>>,
-    /// Incremented by each change and each resend.
-    pub(super) number: u64,
-}
-
 /// One resource's list. Written by the supervisor, read by every stream.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct DeviceList {
-    current: watch::Sender<ListVersion>,
+    /// The whole list, sorted by id.
+    pub(super) devices: watch::Sender<Arc<Vec<ListedDevice>>>,
+    /// The number of the kubelet's streams that read it.
+    pub(super) streams: Arc<watch::Sender<usize>>,
 }
 
 impl DeviceList {
-    pub(super) fn new() -> Self {
-        Self { current: watch::Sender::new(ListVersion::default()) }
-    }
-
-    pub(super) fn subscribe(&self) -> watch::Receiver<ListVersion> {
-        self.current.subscribe()
-    }
-
     /// Replaces the list. Streams send it only if it differs: most ledger entries change no list, and
     /// each message makes the kubelet write and fsync a file.
     pub(super) fn publish(&self, devices: Vec<ListedDevice>) {
-        self.current.send_if_modified(|current| {
-            let differs = *current.devices != devices;
+        self.devices.send_if_modified(|current| {
+            let differs = **current != devices;
             if differs {
-                current.devices = Arc::new(devices);
-                current.number += 1;
+                *current = Arc::new(devices);
             }
             differs
         });
     }
+}
 
-    /// Sends the same list again, so that the kubelet rewrites its checkpoint.
-    pub(super) fn resend(&self) {
-        self.current.send_modify(|current| current.number += 1);
+/// The device lists of all resources.
+#[derive(Debug, Default)]
+pub(super) struct DeviceLists(pub(super) Mutex<BTreeMap<Resource, Arc<DeviceList>>>);
+
+impl DeviceLists {
+    /// Sends one list to the kubelet again, so that it rewrites its checkpoint. False if the kubelet has no stream
+    /// open.
+    pub(super) fn resend_one(&self) -> bool {
+        let lists = self.0.lock();
+        let streamed = lists.values().find(|list| *list.streams.borrow() > 0);
+        if let Some(list) = streamed {
+            list.devices.send_modify(|_| {});
+        }
+        streamed.is_some()
     }
 }

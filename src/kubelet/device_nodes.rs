@@ -20,7 +20,7 @@ struct Nodes {
 
 /// The device nodes of the parts' GPUs, the control nodes, and the capabilities of MIG instances.
 pub(super) fn device_nodes(parts: &[&Part], edits: &Edits) -> Vec<DeviceSpec> {
-    let nodes = find(parts, &edits.node_folders(), &capabilities(parts));
+    let nodes = find(parts, &edits.node_folders());
     let spec = |(path, host_path)| DeviceSpec {
         container_path: format!("/{path}"),
         host_path,
@@ -33,7 +33,7 @@ pub(super) fn device_nodes(parts: &[&Part], edits: &Edits) -> Vec<DeviceSpec> {
 #[must_use]
 pub fn missing_nodes(parts: &[&Part], edits: &Edits) -> Option<String> {
     let folders = edits.node_folders();
-    let missing = find(parts, &folders, &capabilities(parts)).missing;
+    let missing = find(parts, &folders).missing;
     if missing.is_empty() {
         return None;
     }
@@ -53,8 +53,9 @@ fn capabilities(parts: &[&Part]) -> String {
     if any_instance { fs::read_to_string(MIG_MINORS).unwrap_or_default() } else { String::new() }
 }
 
-fn find(parts: &[&Part], folders: &[HostFolder], capabilities: &str) -> Nodes {
+fn find(parts: &[&Part], folders: &[HostFolder]) -> Nodes {
     let mut nodes = Nodes::default();
+    let capabilities = capabilities(parts);
     let host_path = |path: &str| {
         let found = folders.iter().map(|folder| folder.join(path)).find(|node| node.seen.exists());
         found.map(|node| node.host.to_string_lossy().into_owned())
@@ -70,7 +71,7 @@ fn find(parts: &[&Part], folders: &[HostFolder], capabilities: &str) -> Nodes {
         if part.minor.is_none() {
             nodes.missing.push(format!("that of GPU {} (NVML reports no minor number)", part.gpu_index));
         }
-        let own = part_nodes(part, capabilities);
+        let own = part_nodes(part, &capabilities);
         nodes.missing.extend(own.unlisted.iter().map(|name| format!("{name} in {MIG_MINORS}")));
         for path in own.paths {
             // Passed even if this process does not see it: without it the container starts without its GPU.
@@ -94,25 +95,11 @@ fn find(parts: &[&Part], folders: &[HostFolder], capabilities: &str) -> Nodes {
 mod tests {
     use super::*;
     use berth_kernel::hardware::gpu::Mig;
-    use berth_kernel::ids::names::{GpuId, PartId};
-    use std::collections::BTreeMap;
+    use berth_kernel::ids::names::GpuId;
     use std::path::Path;
 
     fn gpu() -> Part {
-        Part {
-            gpu: GpuId::parse("GPU-1").unwrap(),
-            id: PartId::parse("GPU-1").unwrap(),
-            vendor: "nvidia".into(),
-            model: "test".into(),
-            gpu_index: 0,
-            minor: Some(3),
-            memory_mib: 1000,
-            pci_bus: None,
-            numa_node: None,
-            mig_enabled: false,
-            mig: None,
-            attributes: BTreeMap::new(),
-        }
+        Part { minor: Some(3), ..Part::whole_gpu(GpuId::parse("GPU-1").unwrap(), 0) }
     }
 
     fn create(folder: &Path, names: &[&str]) {

@@ -46,21 +46,10 @@ pub(super) struct Handler {
     pub(super) register_began: watch::Sender<Option<Instant>>,
     /// The number of the kubelet's connections.
     pub(super) kubelet_connections: Arc<watch::Sender<usize>>,
-    /// The number of ListAndWatch streams open on them.
-    pub(super) streams: Arc<watch::Sender<usize>>,
     /// The kinds of refused Allocate calls that were logged, each with the part of the first device.
     pub(super) refusal_log: Mutex<LogLimit<(&'static str, Option<PartId>)>>,
-    /// Each change ends all open streams.
-    pub(super) stream_end: watch::Sender<StreamEnd>,
-}
-
-/// The signal that ends streams.
-#[derive(Debug, Default)]
-pub(super) struct StreamEnd {
-    /// How often streams were ended.
-    count: u64,
-    /// Streams opened from now on end at once, too.
-    is_final: bool,
+    /// Each value sent ends all open streams; true also ends those that are opened later.
+    pub(super) stream_end: watch::Sender<bool>,
 }
 
 /// The gRPC service; cheap to create again for another socket.
@@ -160,13 +149,13 @@ fn check_containers(given: usize) -> Result<(), Status> {
 /// One stream: sends the whole list now, and again with each new version.
 async fn send_lists(handler: &Handler, sender: mpsc::Sender<Result<ListAndWatchResponse, Status>>) {
     let mut stream_end = handler.stream_end.subscribe();
-    if stream_end.borrow_and_update().is_final {
+    if *stream_end.borrow_and_update() {
         // The kubelet opens the stream some time after Register, perhaps when this plugin is already stopping.
         return;
     }
-    let mut versions = handler.device_list.subscribe();
+    let mut list = handler.device_list.devices.subscribe();
     loop {
-        let devices = Arc::clone(&versions.borrow_and_update().devices);
+        let devices = Arc::clone(&list.borrow_and_update());
         let span = spans::device_list(&handler.resource, devices.iter().map(|device| device.healthy));
         let devices = devices.iter().map(convert::device).collect();
         let message = Ok(ListAndWatchResponse { devices });
@@ -175,7 +164,7 @@ async fn send_lists(handler: &Handler, sender: mpsc::Sender<Result<ListAndWatchR
             _ = stream_end.changed() => return,
         }
         tokio::select! {
-            changed = versions.changed() => if changed.is_err() { return },
+            changed = list.changed() => if changed.is_err() { return },
             _ = stream_end.changed() => return,
             // The kubelet closed the stream or its connection.
             () = sender.closed() => return,
@@ -192,7 +181,7 @@ struct StreamGuard<'d> {
 impl<'d> StreamGuard<'d> {
     fn new(handler: &'d Handler) -> Self {
         handler.kernel.counters().kubelet.stream_began(handler.resource.as_str());
-        Self { handler, _count: CountGuard::new(&handler.streams) }
+        Self { handler, _count: CountGuard::new(&handler.device_list.streams) }
     }
 }
 
@@ -313,12 +302,12 @@ impl Handler {
 
     /// Ends all open streams.
     pub(super) fn end_streams(&self) {
-        self.stream_end.send_modify(|end| end.count += 1);
+        self.stream_end.send_modify(|_| {});
     }
 
     /// Ends all open streams and those opened later. A later stream would otherwise stay open as long as
     /// the kubelet's connection, with a list that is no longer updated.
     pub(super) fn end_all_streams(&self) {
-        self.stream_end.send_modify(|end| *end = StreamEnd { count: end.count + 1, is_final: true });
+        self.stream_end.send_replace(true);
     }
 }

@@ -1,7 +1,7 @@
 //! The front end's handle: created, started and stopped by the daemon.
 
 use super::checkpoint::{self, CheckpointError};
-use super::device_lists::DeviceLists;
+use super::device_list::DeviceLists;
 use super::folder::FolderWatcher;
 use super::plugin::{Predecessor, Registrations};
 use super::pods_api;
@@ -65,14 +65,12 @@ impl DevicePlugins {
     /// # Errors
     /// If the checkpoint exists but cannot be used, or its entries could not be recorded.
     pub async fn adopt(&self) -> Result<usize, AdoptError> {
-        let folder = self.settings.device_plugins.clone();
-        let checkpoint = match checkpoint::read(&folder, None) {
+        let checkpoint = match checkpoint::read(&self.settings.device_plugins, None) {
             Ok(checkpoint) => Some(checkpoint),
             Err(CheckpointError::Missing { .. }) => None,
             Err(error) => return Err(AdoptError::Checkpoint(error)),
         };
-        let count = checkpoint.as_ref().map_or(0, |checkpoint| checkpoint.entries.len());
-        let foreign = checkpoint.as_ref().map_or(0, |checkpoint| checkpoint.foreign);
+        let (count, foreign) = checkpoint.as_ref().map_or((0, 0), |read| (read.entries.len(), read.foreign));
         if foreign > 0 {
             tracing::warn!(
                 foreign,
@@ -85,11 +83,12 @@ impl DevicePlugins {
 
     /// Registers every listed resource and keeps it registered.
     #[must_use]
-    pub fn start(self) -> Running {
+    pub fn start(self) -> RunningPlugins {
         let (stop, stopped) = watch::channel(false);
         let registrations = Arc::new(watch::Sender::new(Registrations::new()));
+        let (pods_socket, pods_timeouts) = (self.settings.pods_api_socket(), self.settings.timeouts.pods_api);
         let supervisor = Supervisor {
-            settings: Arc::clone(&self.settings),
+            settings: self.settings,
             kernel: self.kernel.clone(),
             reconciler: Arc::clone(&self.reconciler),
             device_lists: self.device_lists,
@@ -99,8 +98,8 @@ impl DevicePlugins {
         };
         let supervisor_task = tokio::spawn(supervisor.run(stopped));
         let reconciler_task = tokio::spawn(Arc::clone(&self.reconciler).run());
-        let pods_task = tokio::spawn(pods_api::run(self.settings, self.kernel));
-        Running {
+        let pods_task = tokio::spawn(pods_api::run(pods_socket, pods_timeouts, self.kernel));
+        RunningPlugins {
             stop,
             registrations: registrations.subscribe(),
             timing: self.timing,
@@ -114,7 +113,7 @@ impl DevicePlugins {
 }
 
 /// The running front end. Dropping it stops it without waiting.
-pub struct Running {
+pub struct RunningPlugins {
     stop: watch::Sender<bool>,
     registrations: watch::Receiver<Registrations>,
     timing: Shared<ReconcileTiming>,
@@ -125,7 +124,7 @@ pub struct Running {
     _folder: FolderWatcher,
 }
 
-impl Running {
+impl RunningPlugins {
     /// The registration state of each resource.
     #[must_use]
     pub fn registrations(&self) -> watch::Receiver<Registrations> {
@@ -153,7 +152,7 @@ impl Running {
     }
 }
 
-impl Drop for Running {
+impl Drop for RunningPlugins {
     fn drop(&mut self) {
         self.reconciler_task.abort();
         self.pods_task.abort();

@@ -23,6 +23,12 @@ pub enum DeviceListStrategy {
 }
 
 impl DeviceListStrategy {
+    /// Whether it passes CDI names.
+    #[must_use]
+    pub fn is_cdi(self) -> bool {
+        matches!(self, Self::CdiAnnotations | Self::CdiCri)
+    }
+
     /// Its keyword.
     #[must_use]
     pub fn as_str(self) -> &'static str {
@@ -132,8 +138,7 @@ impl Edits {
     /// Whether all strategies are CDI, which then adds the device nodes, too.
     #[must_use]
     pub fn is_cdi_only(&self) -> bool {
-        use DeviceListStrategy::{CdiAnnotations, CdiCri};
-        self.strategies.iter().all(|strategy| matches!(strategy, CdiAnnotations | CdiCri))
+        self.strategies.iter().all(|strategy| strategy.is_cdi())
     }
 
     /// The MPS control socket of each resource with MPS. Without it, containers would run outside MPS.

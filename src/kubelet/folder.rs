@@ -73,6 +73,26 @@ pub(super) fn socket_id(path: &Path) -> Option<FileId> {
     is_socket.then(|| FileId::of(&metadata))
 }
 
+/// The id of the kubelet's checkpoint in this folder, whatever its file type.
+pub(super) fn checkpoint_id(folder: &Path) -> Option<FileId> {
+    fs::symlink_metadata(folder.join(CHECKPOINT_FILE)).ok().map(|metadata| FileId::of(&metadata))
+}
+
+/// The intervals at which the folder is checked.
+#[derive(Clone, Copy, Debug)]
+pub struct FolderTimeouts {
+    /// While events are unavailable.
+    pub check_interval: Duration,
+    /// While events are available, since some file systems lose events.
+    pub recheck_interval: Duration,
+}
+
+impl Default for FolderTimeouts {
+    fn default() -> Self {
+        Self { check_interval: Duration::from_secs(1), recheck_interval: Duration::from_secs(10) }
+    }
+}
+
 /// Watches the folder until it is dropped.
 #[derive(Debug)]
 pub(super) struct FolderWatcher {
@@ -83,15 +103,9 @@ pub(super) struct FolderWatcher {
 impl FolderWatcher {
     /// Checks the files once now, and from then on in a task of its own. The folder need not exist yet.
     pub(super) fn watch(settings: &Settings) -> Self {
-        let paths = Paths {
-            folder: settings.device_plugins.clone(),
-            kubelet: settings.kubelet_socket(),
-            checkpoint: settings.device_plugins.join(CHECKPOINT_FILE),
-        };
+        let paths = Paths { folder: settings.device_plugins.clone(), kubelet: settings.kubelet_socket() };
         let (sender, state) = watch::channel(paths.check());
-        let timeouts = &settings.timeouts;
-        let (interval, with_events) = (timeouts.folder_check_interval, timeouts.folder_recheck_interval);
-        let task = tokio::spawn(watch_paths(paths, sender, interval, with_events));
+        let task = tokio::spawn(watch_paths(paths, sender, settings.timeouts.folder));
         Self { state, task }
     }
 
@@ -109,7 +123,6 @@ impl Drop for FolderWatcher {
 struct Paths {
     folder: PathBuf,
     kubelet: PathBuf,
-    checkpoint: PathBuf,
 }
 
 impl Paths {
@@ -124,7 +137,7 @@ impl Paths {
     fn check(&self) -> FolderState {
         FolderState {
             kubelet: socket_metadata(&self.kubelet).map(|metadata| FileId::of(&metadata)),
-            checkpoint: fs::symlink_metadata(&self.checkpoint).ok().map(|metadata| FileId::of(&metadata)),
+            checkpoint: checkpoint_id(&self.folder),
             sockets: self.sockets(),
         }
     }
@@ -137,12 +150,7 @@ impl Paths {
     }
 }
 
-async fn watch_paths(
-    paths: Paths,
-    sender: watch::Sender<FolderState>,
-    interval: Duration,
-    interval_with_events: Duration,
-) {
+async fn watch_paths(paths: Paths, sender: watch::Sender<FolderState>, timeouts: FolderTimeouts) {
     let mut events = match FolderEvents::new() {
         Ok(events) => Some(events),
         Err(error) => {
@@ -178,8 +186,8 @@ async fn watch_paths(
             }
         };
         // An event and the timeout both lead to the next check.
-        let next = next_beat(if has_events { interval_with_events } else { interval });
-        let _ = tokio::time::timeout_at(next, changed).await;
+        let interval = if has_events { timeouts.recheck_interval } else { timeouts.check_interval };
+        let _ = tokio::time::timeout_at(next_beat(interval), changed).await;
     }
 }
 

@@ -21,7 +21,6 @@ pub mod checkpoint;
 mod connections;
 mod convert;
 mod device_list;
-mod device_lists;
 mod device_nodes;
 mod device_plugin;
 mod device_plugins;
@@ -43,15 +42,18 @@ mod strategy;
 mod supervisor;
 mod wire;
 
+pub use connections::ConnectionTimeouts;
 pub use device_nodes::missing_nodes;
-pub use device_plugins::{AdoptError, DevicePlugins, Running};
+pub use device_plugins::{AdoptError, DevicePlugins, RunningPlugins};
 pub use edits::{
     DeviceIdStrategy, DeviceListStrategy, Edits, Feature, HostDevice, HostMount, MpsEdits, ResourceEdits,
     device_name,
 };
-pub use plugin::{Registration, Registrations};
-pub use reconciler::ReconcileError;
-pub use settings::{CurrentEdits, ReconcileTiming, Settings, Timeouts, fixed_edits};
+pub use folder::FolderTimeouts;
+pub use plugin::{DisconnectTimeouts, LossTimeouts, Registration, RegistrationTimeouts, Registrations};
+pub use pods_api::PodsApiTimeouts;
+pub use reconciler::{ReconcileError, ReconcileTimeouts};
+pub use settings::{CurrentEdits, ReconcileTiming, Settings, Timeouts};
 pub use socket_path::{NoConnection, NoSocket, permission_advice, socket_metadata};
 pub use strategy::{
     Cdi, DefaultRuntime, FoundSpec, Resolution, Runtime, StrategyError, StrategyFacts, resolve,

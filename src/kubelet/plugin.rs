@@ -16,6 +16,7 @@
 //! both, the end of any stream on such connections counts as the end of the kubelet's.
 
 mod stream;
+mod timeouts;
 
 use super::device_plugin::{Handler, Service};
 use super::folder::{FileId, FolderState, socket_id};
@@ -34,6 +35,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use stream::{Loss, StreamStart, wait_for_zero};
+pub use timeouts::{DisconnectTimeouts, LossTimeouts, RegistrationTimeouts};
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 
@@ -74,7 +76,7 @@ impl Registration {
 pub type Registrations = BTreeMap<Resource, Registration>;
 
 /// The file names of Berth's sockets begin with this.
-const SOCKET_PREFIX: &str = "berth-";
+pub(super) const SOCKET_PREFIX: &str = "berth-";
 
 /// The socket's file name: always 27 characters, since a unix socket's path has at most 107.
 pub(super) fn socket_name(resource: &Resource) -> String {
@@ -97,12 +99,8 @@ impl Predecessor {
     pub(super) fn find(settings: &Settings, kubelet: Option<FileId>) -> Self {
         let changed = fs::metadata(&settings.device_plugins).and_then(|folder| folder.modified()).ok();
         let left = changed.zip(kubelet).and_then(|(changed, kubelet)| {
-            settle_left(
-                changed,
-                kubelet.created_wall_ms(),
-                SystemTime::now(),
-                settings.timeouts.settle_after_process,
-            )
+            let settle = settings.timeouts.disconnect.settle_after_process;
+            settle_left(changed, kubelet.created_wall_ms(), SystemTime::now(), settle)
         });
         Self { settled_at: left.map(|left| Instant::now() + left) }
     }
@@ -186,14 +184,15 @@ impl Plugin {
     ) -> Self {
         let path = settings.device_plugins.join(socket_name(&handler.resource));
         let kubelet = folder_state.borrow().kubelet.ok();
+        let usual = settings.timeouts.disconnect.settle;
         let (contacted_kubelet, settle) = match (socket_id(&path), predecessor.settle_left()) {
             // Left by a process that was killed: the kubelet may not have noticed its end yet.
-            (Some(_), _) => (kubelet, settings.timeouts.settle),
+            (Some(_), _) => (kubelet, usual),
             (None, Some(left)) => (kubelet, left),
-            (None, None) => (None, settings.timeouts.settle),
+            (None, None) => (None, usual),
         };
         Self {
-            refused_wait: settings.timeouts.register_retry,
+            refused_wait: settings.timeouts.registration.register_retry,
             settle,
             handler,
             settings,
@@ -221,8 +220,9 @@ impl Plugin {
             // that registers in between would get a dead endpoint. The next process waits for that: it sees the time of
             // this removal of the socket file.
             let mut connections = self.handler.kubelet_connections.subscribe();
-            let _ = timeout(self.settings.timeouts.stop_within, wait_for_zero(&mut connections)).await;
-            socket.stop(self.settings.timeouts.stop_limit).await;
+            let timeouts = &self.settings.timeouts;
+            let _ = timeout(timeouts.disconnect.stop_within, wait_for_zero(&mut connections)).await;
+            socket.stop(timeouts.connections.stop_limit).await;
         }
         let resource = self.handler.resource.clone();
         self.registrations.send_modify(|registrations| {
@@ -281,7 +281,7 @@ impl Plugin {
             return self.wait_while_contested(kubelet, evidence).await;
         }
         if !self.ensure_served() {
-            self.wait(kubelet, self.settings.timeouts.register_retry_max).await;
+            self.wait(kubelet, self.settings.timeouts.registration.register_retry_max).await;
             return;
         }
         self.registered_wall_ms = self.handler.kernel.now().wall_ms;
@@ -297,7 +297,7 @@ impl Plugin {
             }
         }
         self.contacted_kubelet = Some(kubelet);
-        self.refused_wait = self.settings.timeouts.register_retry;
+        self.refused_wait = self.settings.timeouts.registration.register_retry;
         let since = Instant::now();
         match self.wait_for_stream().await {
             StreamStart::Opened => {}
@@ -305,7 +305,7 @@ impl Plugin {
                 self.count(RegistrationOutcome::NotWatched);
                 let cause = format!(
                     "the kubelet registered this resource but did not call ListAndWatch within {} s; registering again",
-                    self.settings.timeouts.watch_within.as_secs()
+                    self.settings.timeouts.registration.watch_within.as_secs()
                 );
                 tracing::warn!(resource = %self.handler.resource, "{cause}");
                 self.last_cause = Some(cause);
@@ -338,7 +338,7 @@ impl Plugin {
     /// Ends all streams, and waits until a kubelet that may know this plugin has processed that, or until
     /// kubelet.sock is replaced.
     async fn end_earlier_streams(&mut self, kubelet: FileId) -> WaitOutcome {
-        let timeouts = self.settings.timeouts.clone();
+        let timeouts = self.settings.timeouts.disconnect;
         let mut connections = self.handler.kubelet_connections.subscribe();
         let is_new = self.contacted_kubelet != Some(kubelet)
             && timeout(timeouts.exit_seen_within, wait_for_zero(&mut connections)).await.is_ok();
@@ -380,10 +380,11 @@ impl Plugin {
 
     /// Serves the plugin's socket, creating it again if a starting kubelet has deleted it. False on an error.
     fn ensure_served(&mut self) -> bool {
-        if self.socket.as_ref().is_some_and(Socket::is_in_place) {
+        if self.is_served() {
             return true;
         }
-        match Socket::serve(&self.path, Service(Arc::clone(&self.handler)), &self.settings.timeouts) {
+        let service = Service(Arc::clone(&self.handler));
+        match Socket::serve(&self.path, service, self.settings.timeouts.connections) {
             Ok(socket) => {
                 self.socket = Some(socket);
                 true
@@ -399,7 +400,7 @@ impl Plugin {
 
     /// Dials until the kubelet answers. `None` if kubelet.sock or the plugin's socket changed meanwhile.
     async fn try_register(&mut self, kubelet: FileId) -> Option<RegisterOutcome> {
-        let timeouts = self.settings.timeouts.clone();
+        let timeouts = self.settings.timeouts.registration;
         let socket = self.settings.kubelet_socket();
         let name = socket_name(&self.handler.resource);
         let began = Instant::now();
@@ -431,7 +432,7 @@ impl Plugin {
             if matches!(self.wait(kubelet, wait).await, WaitOutcome::KubeletChanged) {
                 return None;
             }
-            if !self.socket.as_ref().is_some_and(Socket::is_in_place) {
+            if !self.is_served() {
                 // A starting kubelet deletes all sockets before it creates its own.
                 return None;
             }
@@ -448,7 +449,7 @@ impl Plugin {
             );
         }
         let duration = self.refused_wait;
-        self.refused_wait = (duration * 2).min(self.settings.timeouts.register_retry_max);
+        self.refused_wait = (duration * 2).min(self.settings.timeouts.registration.register_retry_max);
         self.wait(kubelet, duration).await;
     }
 

@@ -7,7 +7,7 @@ use super::wire::v1::{ListPodResourcesRequest, ListPodResourcesResponse};
 use berth_kernel::evidence::kubelet_view::{ListedHolding, PodList};
 use berth_kernel::ids::names::{DeviceId, Resource};
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 use tonic::transport::Channel;
 
@@ -34,10 +34,10 @@ pub(super) struct PodResources {
 }
 
 impl PodResources {
-    pub(super) fn new(socket: &Path, limit: Duration) -> Self {
-        let client =
-            PodResourcesListerClient::new(lazy_channel(socket)).max_decoding_message_size(RESPONSE_BYTES_MAX);
-        Self { socket: socket.to_owned(), client, limit }
+    pub(super) fn new(socket: PathBuf, limit: Duration) -> Self {
+        let channel = lazy_channel(&socket);
+        let client = PodResourcesListerClient::new(channel).max_decoding_message_size(RESPONSE_BYTES_MAX);
+        Self { socket, client, limit }
     }
 
     /// All active pods, and the devices of `resources` that their containers hold. The call makes the

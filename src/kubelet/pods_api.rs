@@ -8,7 +8,6 @@
 
 mod pod;
 
-use super::settings::Settings;
 use super::socket_path::NoConnection;
 use super::wire::dial;
 use super::wire::v1alpha1::pods_client::PodsClient;
@@ -21,9 +20,39 @@ use berth_kernel::grants::pod_candidates::{
 };
 use berth_kernel::node::command::Command;
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 use tonic::{Code, Status};
+
+/// The timeouts of the watch.
+#[derive(Clone, Copy, Debug)]
+pub struct PodsApiTimeouts {
+    /// The first wait after the API failed or was absent; doubles up to `retry_max`.
+    pub retry: Duration,
+    /// The longest wait before the API is tried again.
+    pub retry_max: Duration,
+    /// The timeout of the first list: a few hundred pods of some KiB each.
+    pub first_list: Duration,
+    /// The watch restarts at this interval, since events can be lost silently. A pod whose deletion was lost counts as
+    /// running until then.
+    pub resync: Duration,
+    /// The delay before a changed view is sent: the containers of a pod change it one after another.
+    pub gather: Duration,
+}
+
+impl Default for PodsApiTimeouts {
+    fn default() -> Self {
+        Self {
+            retry: Duration::from_secs(1),
+            retry_max: Duration::from_secs(30),
+            first_list: Duration::from_secs(10),
+            resync: Duration::from_secs(60),
+            gather: Duration::from_millis(50),
+        }
+    }
+}
 
 /// The pods received so far.
 struct PodCache {
@@ -141,7 +170,7 @@ impl PodCache {
 /// Why a stream ended.
 #[derive(Debug)]
 enum StreamEnd {
-    /// The watch has to be restarted (see `pods_resync`).
+    /// The watch has to be restarted (see [`PodsApiTimeouts::resync`]).
     Resync,
     /// The kubelet does not serve the API.
     Absent,
@@ -161,15 +190,16 @@ impl From<Status> for StreamEnd {
 }
 
 /// Watches the pods until the daemon stops.
-pub(super) async fn run(settings: Arc<Settings>, kernel: KernelHandle) {
+pub(super) async fn run(socket: PathBuf, timeouts: PodsApiTimeouts, kernel: KernelHandle) {
     let mut watcher = PodWatcher {
-        settings,
+        socket,
+        timeouts,
         kernel,
         cache: PodCache::default(),
         limiter: ImmediateViewLimiter::default(),
         last_logged: None,
     };
-    let mut wait = watcher.settings.timeouts.pods_retry;
+    let mut wait = timeouts.retry;
     loop {
         let began = Instant::now();
         match watcher.watch_once().await {
@@ -182,17 +212,17 @@ pub(super) async fn run(settings: Arc<Settings>, kernel: KernelHandle) {
         if watcher.cache.has_listed && watcher.submit_view().await.is_err() {
             return;
         }
-        let timeouts = &watcher.settings.timeouts;
         // A stream that lasted resets the wait.
-        wait = if began.elapsed() > timeouts.pods_retry_max { timeouts.pods_retry } else { wait };
-        let is_longest = wait == timeouts.pods_retry_max;
+        wait = if began.elapsed() > timeouts.retry_max { timeouts.retry } else { wait };
+        let is_longest = wait == timeouts.retry_max;
         sleep_until(if is_longest { next_beat(wait) } else { Instant::now() + wait }).await;
-        wait = (wait * 2).min(timeouts.pods_retry_max);
+        wait = (wait * 2).min(timeouts.retry_max);
     }
 }
 
 struct PodWatcher {
-    settings: Arc<Settings>,
+    socket: PathBuf,
+    timeouts: PodsApiTimeouts,
     kernel: KernelHandle,
     cache: PodCache,
     limiter: ImmediateViewLimiter,
@@ -203,17 +233,16 @@ struct PodWatcher {
 impl PodWatcher {
     /// Opens one stream and applies its events until it ends.
     async fn watch_once(&mut self) -> StreamEnd {
-        let socket = self.settings.pods_api_socket();
-        if std::fs::symlink_metadata(&socket).is_err() {
+        if std::fs::symlink_metadata(&self.socket).is_err() {
             return StreamEnd::Absent;
         }
-        let channel = match dial(&socket).await {
+        let channel = match dial(&self.socket).await {
             Ok(channel) => channel,
-            Err(error) => return StreamEnd::Failed(NoConnection::of_dial(&socket, &error).to_string()),
+            Err(error) => return StreamEnd::Failed(NoConnection::of_dial(&self.socket, &error).to_string()),
         };
         let mut client: PodsClient<_> = PodsClient::new(channel);
-        let timeouts = self.settings.timeouts.clone();
-        let list_deadline = Instant::now() + timeouts.pods_first_list;
+        let timeouts = self.timeouts;
+        let list_deadline = Instant::now() + timeouts.first_list;
         let request = WatchPodsRequest {};
         let mut events = match timeout_at(list_deadline, client.watch_pods(request)).await {
             Ok(Ok(response)) => response.into_inner(),
@@ -222,8 +251,7 @@ impl PodWatcher {
         };
         self.cache.begin();
         let mut snapshots = self.kernel.watch();
-        // Events can be lost silently, so a stream is limited in time.
-        let resync_at = Instant::now() + timeouts.pods_resync;
+        let resync_at = Instant::now() + timeouts.resync;
         let mut due = None;
         loop {
             let is_listing = self.cache.listing.is_some();
@@ -303,7 +331,7 @@ impl PodWatcher {
             }
             // The keeper is busy. Events wait in the stream meanwhile.
             tracing::debug!(%error, "the kubelet's pods could not be applied; trying again");
-            sleep(self.settings.timeouts.pods_retry).await;
+            sleep(self.timeouts.retry).await;
         }
         self.cache.dirty = false;
         self.cache.overflowed = overflowed;

@@ -5,19 +5,19 @@
 //! before the pass may still contain ended pods.
 
 use super::checkpoint::{self, Checkpoint, CheckpointError};
-use super::device_lists::DeviceLists;
+use super::device_list::DeviceLists;
 use super::disputes::Disputes;
-use super::folder::{FileId, FolderState};
+use super::folder::{FileId, FolderState, checkpoint_id};
 use super::pod_resources::PodResources;
 use super::settings::{ReconcileTiming, Settings};
-use berth_core::keeper::{Applied, CommandError};
+use berth_core::keeper::CommandError;
 use berth_core::{KernelHandle, Shared, next_beat};
 use berth_kernel::evidence::kubelet_view::{KubeletAge, PodList, ReconcileView, SourceError};
 use berth_kernel::ids::names::Resource;
 use berth_kernel::node::command::Command;
 use berth_kernel::node::ledger::Ledger;
 use berth_observe::spans;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,6 +29,28 @@ use tracing::Instrument;
 /// and go spends a twentieth of one processor on them. `List` and checkpoint grow with the pods, and each grant is a
 /// new checkpoint.
 const QUICK_PASS_SHARE: u32 = 20;
+
+/// The timeouts of reconcile passes.
+#[derive(Clone, Copy, Debug)]
+pub struct ReconcileTimeouts {
+    /// The timeout of one `List` call.
+    pub list_limit: Duration,
+    /// The timeout of a reconcile pass before a refusal. The kubelet holds no lock meanwhile, but the pod's admission
+    /// waits.
+    pub refusal_pass_limit: Duration,
+    /// The delay before a changed checkpoint is read: a pod with several containers changes it several times.
+    pub gather: Duration,
+}
+
+impl Default for ReconcileTimeouts {
+    fn default() -> Self {
+        Self {
+            list_limit: Duration::from_secs(1),
+            refusal_pass_limit: Duration::from_secs(1),
+            gather: Duration::from_millis(50),
+        }
+    }
+}
 
 /// Why a reconcile pass failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -88,9 +110,9 @@ impl Reconciler {
         device_lists: Arc<DeviceLists>,
         folder_state: watch::Receiver<FolderState>,
     ) -> Self {
-        let socket = settings.pod_resources_socket();
+        let list_limit = settings.timeouts.reconcile.list_limit;
         Self {
-            pod_resources: PodResources::new(&socket, settings.timeouts.list_limit),
+            pod_resources: PodResources::new(settings.pod_resources_socket(), list_limit),
             started_wall_ms: kernel.now().wall_ms,
             settings,
             timing,
@@ -124,7 +146,7 @@ impl Reconciler {
         let mut view = self.new_view();
         let resources = self.resources();
         view.list = self.list_pods(&resources).await;
-        let before = checkpoint_id(&self.settings);
+        let before = checkpoint_id(&self.settings.device_plugins);
         let resent = self.device_lists.resend_one();
         if resent {
             // After a timeout the view is only not fresh.
@@ -140,7 +162,7 @@ impl Reconciler {
         let is_complete = view.list.is_some() && (view.checkpoint.is_some() || is_empty_node);
         let applied = self.observe(view).await;
         *last_pass = Some(Instant::now());
-        applied.map(|_| is_complete).map_err(ReconcileError::Apply)
+        applied.map(|()| is_complete)
     }
 
     /// Waits until the checkpoint is another file than `before`. Checks the file itself, since an event
@@ -148,7 +170,7 @@ impl Reconciler {
     async fn wait_for_checkpoint_write(&self, before: Option<FileId>) {
         let mut folder_state = self.folder_state.clone();
         folder_state.mark_unchanged();
-        while checkpoint_id(&self.settings) == before {
+        while checkpoint_id(&self.settings.device_plugins) == before {
             if folder_state.changed().await.is_err() {
                 return;
             }
@@ -157,7 +179,7 @@ impl Reconciler {
 
     /// Runs a pass before an Allocate call is refused, with a time limit: the pod's admission waits for it.
     pub(super) async fn run_pass_before_refusal(&self) {
-        match timeout(self.settings.timeouts.refusal_pass_limit, self.run_pass()).await {
+        match timeout(self.settings.timeouts.reconcile.refusal_pass_limit, self.run_pass()).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => {
                 tracing::warn!(%error, "reconciling allocations with the kubelet before a refusal failed");
@@ -179,8 +201,7 @@ impl Reconciler {
         }
         let read = self.read_checkpoint(&resources).await;
         view.checkpoint = read.map(|read| read.entries);
-        let applied = self.observe(view).await;
-        applied.map(drop).map_err(ReconcileError::Apply)
+        self.observe(view).await
     }
 
     /// Adopts the devices that pods hold already, before the first registration. The caller has read the
@@ -191,8 +212,7 @@ impl Reconciler {
         view.list = self.list_pods(&resources).await;
         view.checkpoint = Some(checkpoint.map_or_else(Vec::new, |checkpoint| checkpoint.entries));
         view.adopt = true;
-        let applied = self.observe(view).await;
-        applied.map(drop).map_err(ReconcileError::Apply)
+        self.observe(view).await
     }
 
     /// Polls `List`, reads new checkpoints and runs the passes that are due, until the folder's watcher or the keeper
@@ -225,7 +245,8 @@ impl Reconciler {
                         return;
                     }
                     self.kubelet_age();
-                    sleep_until(next_quick.max(Instant::now() + self.settings.timeouts.gather)).await;
+                    let gathered = Instant::now() + self.settings.timeouts.reconcile.gather;
+                    sleep_until(next_quick.max(gathered)).await;
                     folder_state.borrow_and_update();
                     let began = Instant::now();
                     self.quick_pass_if_unresolved().await;
@@ -244,7 +265,7 @@ impl Reconciler {
     fn is_idle(&self, disputes: &Disputes) -> bool {
         let ledger = self.kernel.snapshot();
         let is_quiet = ledger.live.is_empty() && !has_marked_gpu(&ledger);
-        is_quiet && disputes.is_empty() && self.errors().list.is_none()
+        is_quiet && disputes.is_empty() && self.errors.lock().list.is_none()
     }
 
     fn next_list(&self, is_idle: bool) -> Instant {
@@ -317,7 +338,7 @@ impl Reconciler {
     }
 
     /// The resources whose holders are reconciled: the listed ones and those of live allocations.
-    pub(super) fn resources(&self) -> BTreeSet<Resource> {
+    fn resources(&self) -> BTreeSet<Resource> {
         let ledger = self.kernel.snapshot();
         let mut resources = ledger.resources();
         resources.extend(ledger.live.values().map(|allocation| allocation.resource.clone()));
@@ -325,14 +346,14 @@ impl Reconciler {
     }
 
     /// Sends a view to the core, with the error of a source that cannot be read.
-    async fn observe(&self, mut view: ReconcileView) -> Result<Applied, CommandError> {
-        view.source_error = self.errors().first().cloned();
-        self.kernel.execute(Command::Reconcile(view)).await
+    async fn observe(&self, mut view: ReconcileView) -> Result<(), ReconcileError> {
+        view.source_error = self.errors.lock().first().cloned();
+        self.kernel.execute(Command::Reconcile(view)).await.map(drop).map_err(ReconcileError::Apply)
     }
 
     async fn list_pods(&self, resources: &BTreeSet<Resource>) -> Option<PodList> {
         let result = self.pod_resources.list(resources).await;
-        let mut errors = self.errors();
+        let mut errors = self.errors.lock();
         let counters = &self.kernel.counters().kubelet;
         match result {
             Ok(list) => {
@@ -356,7 +377,7 @@ impl Reconciler {
         // Reads up to 64 MiB from a disk, so not on a thread that answers the kubelet.
         let read = move || checkpoint::read(&folder, Some(&resources));
         let result = tokio::task::spawn_blocking(read).await.ok()?;
-        let mut errors = self.errors();
+        let mut errors = self.errors.lock();
         match result {
             Ok(checkpoint) => {
                 if errors.checkpoint.take().is_some() {
@@ -376,7 +397,7 @@ impl Reconciler {
 
     /// Records whether a full pass saw a new checkpoint; `resent`: whether a device list was resent for it.
     fn record_staleness(&self, fresh: bool, resent: bool) {
-        let mut errors = self.errors();
+        let mut errors = self.errors.lock();
         if fresh {
             errors.stale = None;
             return;
@@ -397,10 +418,6 @@ impl Reconciler {
         errors.stale = Some(Stale { passes: passes + 1, error: SourceError { reason, since } });
     }
 
-    fn errors(&self) -> MutexGuard<'_, SourceErrors> {
-        self.errors.lock()
-    }
-
     /// Stores an error with its start time; logs it when it differs from the last one.
     fn record_error(&self, last: &mut Option<SourceError>, reason: String) {
         let since = last.as_ref().map_or_else(|| self.kernel.now(), |last| last.since);
@@ -415,15 +432,9 @@ impl Reconciler {
 }
 
 /// An error with its causes.
-fn with_causes(error: &dyn std::error::Error) -> String {
+pub(super) fn with_causes(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(error.source(), |cause| cause.source());
     causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
-}
-
-fn checkpoint_id(settings: &Settings) -> Option<FileId> {
-    let path = settings.device_plugins.join(checkpoint::CHECKPOINT_FILE);
-    let metadata = std::fs::symlink_metadata(path).ok()?;
-    Some(FileId::of(&metadata))
 }
 
 /// Whether a GPU is cordoned or drained.

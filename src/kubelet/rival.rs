@@ -2,6 +2,7 @@
 //! still process the end of an earlier plugin.
 
 use super::checkpoint;
+use super::plugin::SOCKET_PREFIX;
 use berth_files::socket::connect_within;
 use berth_kernel::ids::names::{DeviceId, Resource};
 use std::collections::BTreeSet;
@@ -47,8 +48,6 @@ fn peer(stream: OwnedFd) -> Option<i32> {
 pub(super) struct Search {
     pub(super) folder: PathBuf,
     pub(super) resource: Resource,
-    /// The file names of Berth's own sockets begin with this.
-    pub(super) own_prefix: &'static str,
     /// The ids that Berth lists under the resource.
     pub(super) listed: BTreeSet<DeviceId>,
     /// When Berth last registered the resource, milliseconds since 1970. An older checkpoint may have the devices of a
@@ -92,7 +91,7 @@ impl Search {
     pub(super) fn other_plugins(&self) -> Vec<String> {
         let entries = std::fs::read_dir(&self.folder).into_iter().flatten().flatten();
         let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
-        let is_other = |name: &String| name != "kubelet.sock" && !name.starts_with(self.own_prefix);
+        let is_other = |name: &String| name != "kubelet.sock" && !name.starts_with(SOCKET_PREFIX);
         let paths = names.filter(is_other).take(OTHERS_MAX).map(|name| (self.folder.join(&name), name));
         let mut others: Vec<String> =
             paths.filter(|(path, _): &(PathBuf, _)| listener(path).is_some()).map(|(_, name)| name).collect();
@@ -115,7 +114,6 @@ mod tests {
         let search = Search {
             folder: folder.path().to_owned(),
             resource: Resource::parse("nvidia.com/gpu.shared").unwrap(),
-            own_prefix: "berth-",
             listed: BTreeSet::from([DeviceId::parse("GPU-0::1").unwrap()]),
             registered_wall_ms: 1,
         };

@@ -1,9 +1,9 @@
 //! A plugin's unix socket.
 
-use super::connections::{Connections, ServedConnection};
+use super::connections::{ConnectionTimeouts, Connections, ServedConnection};
+use super::device_plugin::Service;
 use super::folder::{FileId, socket_id};
-use super::settings::Timeouts;
-use super::wire::v1beta1::device_plugin_server::{DevicePlugin, DevicePluginServer};
+use super::wire::v1beta1::device_plugin_server::DevicePluginServer;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -37,7 +37,7 @@ pub(super) struct Socket {
 
 impl Socket {
     /// Binds the socket, replacing an existing one, and serves root and this process's user.
-    pub(super) fn serve<S: DevicePlugin>(path: &Path, service: S, timeouts: &Timeouts) -> io::Result<Self> {
+    pub(super) fn serve(path: &Path, service: Service, timeouts: ConnectionTimeouts) -> io::Result<Self> {
         if socket_id(path).is_some() {
             fs::remove_file(path)?;
         }

@@ -2,6 +2,7 @@
 //! so it names the GPU, the resource and a remedy.
 
 use super::parse::BadRequest;
+use super::reconciler::with_causes;
 use berth_core::keeper::CommandError;
 use berth_kernel::ids::names::Resource;
 use berth_kernel::node::refusal::Refusal;
@@ -9,13 +10,7 @@ use tonic::{Code, Status};
 
 /// The status of an invalid request, with all causes in its message.
 pub(super) fn bad_request(error: &BadRequest) -> Status {
-    let mut text = error.to_string();
-    let mut source = std::error::Error::source(error);
-    while let Some(cause) = source {
-        text = format!("{text}: {cause}");
-        source = cause.source();
-    }
-    Status::invalid_argument(text)
+    Status::invalid_argument(with_causes(error))
 }
 
 /// The status of an Allocate call without a grant.

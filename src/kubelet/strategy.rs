@@ -153,7 +153,7 @@ impl StrategyFacts {
     #[must_use]
     pub fn needs_spec(&self, configured: Option<&BTreeSet<DeviceListStrategy>>) -> bool {
         match configured {
-            Some(strategies) => strategies.iter().any(|strategy| matches!(strategy, CdiCri | CdiAnnotations)),
+            Some(strategies) => strategies.iter().any(|strategy| strategy.is_cdi()),
             None => !self.is_simulated && self.cdi().is_ok(),
         }
     }
@@ -208,12 +208,11 @@ impl StrategyFacts {
 pub fn resolve(configured: Option<&BTreeSet<DeviceListStrategy>>, facts: &StrategyFacts) -> Resolution {
     match configured {
         Some(strategies) => {
-            let is_cdi = |strategy: &DeviceListStrategy| matches!(strategy, CdiCri | CdiAnnotations);
             let warning = if facts.is_simulated { None } else { warning(strategies, facts) };
             let spec = facts.spec.as_ref().and_then(|spec| spec.as_ref().ok());
             Resolution::Works {
                 strategies: strategies.clone(),
-                cdi_kind: spec.filter(|_| strategies.iter().any(is_cdi)).map(|spec| spec.kind.clone()),
+                cdi_kind: spec.filter(|_| facts.needs_spec(configured)).map(|spec| spec.kind.clone()),
                 why: "configured".into(),
                 warning,
             }

@@ -1,7 +1,6 @@
 //! Runs one plugin for each resource that has a listed device.
 
-use super::device_list::DeviceList;
-use super::device_lists::{DeviceLists, ListEntry};
+use super::device_list::{DeviceList, DeviceLists};
 use super::device_plugin::Handler;
 use super::folder::FolderState;
 use super::plugin::{LoggedReason, Plugin, Predecessor, Registrations};
@@ -60,9 +59,9 @@ impl Supervisor {
             for resource in unlisted {
                 if let Some(plugin) = plugins.remove(&resource) {
                     tracing::info!(%resource, "the resource has no listed device any more; stopping its device plugin");
-                    self.device_lists.lock().remove(&resource);
+                    self.device_lists.0.lock().remove(&resource);
                     plugin.stop.send_replace(true);
-                    let settle = self.settings.timeouts.settle;
+                    let settle = self.settings.timeouts.disconnect.settle;
                     let (serving_guard, stopped_serving) = oneshot::channel();
                     let settled = tokio::spawn(async move {
                         let _ = plugin.task.await;
@@ -75,7 +74,7 @@ impl Supervisor {
             }
             for resource in listed {
                 if let Some(plugin) = plugins.get(&resource) {
-                    self.publish(&plugin.device_list, &ledger, &resource);
+                    plugin.device_list.publish(listing(&ledger, &resource));
                 } else if plugins.len() < RESOURCES_MAX {
                     let predecessor = stopping.remove(&resource);
                     let plugin = self.start_plugin(&resource, &ledger, &logged_wait, predecessor);
@@ -99,10 +98,6 @@ impl Supervisor {
         }
     }
 
-    fn publish(&self, device_list: &DeviceList, ledger: &Snapshot, resource: &Resource) {
-        device_list.publish(listing(ledger, resource));
-    }
-
     fn start_plugin(
         &self,
         resource: &Resource,
@@ -110,12 +105,10 @@ impl Supervisor {
         logged_wait: &Arc<LoggedReason>,
         predecessor: Option<StoppingPlugin>,
     ) -> RunningPlugin {
-        let device_list = Arc::new(DeviceList::new());
+        let device_list = Arc::new(DeviceList::default());
         // Before any stream reads it: an empty first list would remove the resource's devices from the node.
-        self.publish(&device_list, ledger, resource);
-        let streams = Arc::new(watch::Sender::new(0));
-        let entry = ListEntry { list: Arc::clone(&device_list), streams: Arc::clone(&streams) };
-        self.device_lists.lock().insert(resource.clone(), entry);
+        device_list.publish(listing(ledger, resource));
+        self.device_lists.0.lock().insert(resource.clone(), Arc::clone(&device_list));
         let handler = Arc::new(Handler {
             resource: resource.clone(),
             kernel: self.kernel.clone(),
@@ -123,8 +116,7 @@ impl Supervisor {
             reconciler: Arc::clone(&self.reconciler),
             device_list: Arc::clone(&device_list),
             register_began: watch::Sender::default(),
-            kubelet_connections: Arc::new(watch::Sender::new(0)),
-            streams,
+            kubelet_connections: Arc::default(),
             refusal_log: Mutex::default(),
             stream_end: watch::Sender::default(),
         });

@@ -1,6 +1,6 @@
 //! `berth policy check` and `test`: commands for authors of policies, which need no daemon.
 
-use crate::{FILE_BYTES_MAX, PolicyTester, Report};
+use crate::{FILE_BYTES_MAX, PolicyTester, ScenarioReport};
 use anyhow::{Context, anyhow, bail};
 use berth_cli::arguments::{read_file, read_parameters};
 use berth_cli::output::{Out, facts};
@@ -175,7 +175,7 @@ struct TestResult {
     policy: String,
     passed: usize,
     failed: usize,
-    scenarios: Vec<Report>,
+    scenarios: Vec<ScenarioReport>,
 }
 
 /// `berth policy test`. Returns whether all scenarios passed.
@@ -213,7 +213,7 @@ pub fn test(
     let failed = reports.len() - passed;
     let tested = TestResult { policy: version.label(), passed, failed, scenarios: reports };
     out.answer(&tested, |tested| {
-        let reports: String = tested.scenarios.iter().map(Report::text).collect();
+        let reports: String = tested.scenarios.iter().map(ScenarioReport::text).collect();
         format!("{reports}scenarios: {passed} passed, {failed} failed\n")
     })?;
     Ok(failed == 0)

@@ -99,7 +99,7 @@ impl Outcome {
 /// An unmet expectation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Difference {
+pub struct Mismatch {
     /// Its key.
     pub what: String,
     /// The expected value.
@@ -108,7 +108,7 @@ pub struct Difference {
     pub got: String,
 }
 
-impl Difference {
+impl Mismatch {
     pub(super) fn new(what: &str, expected: impl Into<String>, got: impl Into<String>) -> Self {
         Self { what: what.into(), expected: expected.into(), got: got.into() }
     }
@@ -153,11 +153,11 @@ impl Expect {
     }
 
     /// The differences, without refusals and faults, which the caller compares.
-    pub(super) fn differences(&self, outcome: &Outcome) -> Vec<Difference> {
+    pub(super) fn differences(&self, outcome: &Outcome) -> Vec<Mismatch> {
         let mut differences = Vec::new();
         let mut compare = |what: String, expected: String, got: String| {
             if expected != got {
-                differences.push(Difference { what, expected, got });
+                differences.push(Mismatch { what, expected, got });
             }
         };
         match &self.gpus {

@@ -77,7 +77,7 @@ pub(super) struct Step {
     health: Option<Health>,
     cordon: Option<u32>,
     uncordon: Option<u32>,
-    reading: Option<Reading>,
+    reading: Option<ReportedReading>,
     usage: Option<Usage>,
     seconds: Option<u32>,
     /// The expectations; absent keys are not checked.
@@ -159,7 +159,7 @@ fn known_state<'de, D: Deserializer<'de>>(deserializer: D) -> Result<HealthState
 /// A GPU reports a reading.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub(super) struct Reading {
+pub(super) struct ReportedReading {
     pub(super) gpu: u32,
     #[serde(default = "default_source")]
     pub(super) source: String,
@@ -195,7 +195,7 @@ pub(super) enum Verb<'s> {
     Health(&'s Health),
     Cordon(u32),
     Uncordon(u32),
-    Reading(&'s Reading),
+    Reading(&'s ReportedReading),
     Usage(&'s Usage),
     Seconds(u32),
 }

@@ -18,9 +18,9 @@ pub mod policy_new;
 mod report;
 mod run;
 
-pub use expect::Difference;
+pub use expect::Mismatch;
 pub use format::FILE_BYTES_MAX;
-pub use report::{Failure, Report};
+pub use report::{FailedStep, ScenarioReport};
 
 use berth_core::stack::{CALL_MS_MAX, CallRecorder};
 use berth_kernel::hardware::gpu::Reading;
@@ -152,24 +152,24 @@ impl PolicyTester {
 
     /// Runs a scenario file's text against a policy.
     #[must_use]
-    pub fn run(&self, version: &PolicyVersion, name: &str, text: &str) -> Report {
+    pub fn run(&self, version: &PolicyVersion, name: &str, text: &str) -> ScenarioReport {
         let scenario = match Scenario::parse(text) {
             Ok(scenario) => scenario,
-            Err(error) => return Report::with_error(name, "", error),
+            Err(error) => return ScenarioReport::with_error(name, "", error),
         };
         match self.run_parsed(version, &scenario) {
-            Ok(failures) => Report {
+            Ok(failures) => ScenarioReport {
                 name: name.into(),
                 about: scenario.about,
                 passed: failures.is_empty(),
                 failures,
                 trouble: None,
             },
-            Err(error) => Report::with_error(name, &scenario.about, error),
+            Err(error) => ScenarioReport::with_error(name, &scenario.about, error),
         }
     }
 
-    fn run_parsed(&self, version: &PolicyVersion, scenario: &Scenario) -> Result<Vec<Failure>, String> {
+    fn run_parsed(&self, version: &PolicyVersion, scenario: &Scenario) -> Result<Vec<FailedStep>, String> {
         let mut versions = vec![version.clone()];
         let entries = match &scenario.stack {
             None => vec![StackEntry {

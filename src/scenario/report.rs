@@ -1,6 +1,6 @@
 //! The result of a scenario, as text and JSON, and policy calls as lines for authors of policies.
 
-use super::expect::Difference;
+use super::expect::Mismatch;
 use berth_core::stack::RecordedCall;
 use berth_kernel::node::ledger::Ledger;
 use berth_kernel::policy::describe;
@@ -12,7 +12,7 @@ use std::fmt::Write as _;
 /// The result of one file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Report {
+pub struct ScenarioReport {
     /// The file's path.
     pub name: String,
     /// The scenario's own description; empty if the file cannot be read.
@@ -20,7 +20,7 @@ pub struct Report {
     /// Whether all expectations were met.
     pub passed: bool,
     /// Steps with unmet expectations.
-    pub failures: Vec<Failure>,
+    pub failures: Vec<FailedStep>,
     /// The error with which reading or running it stopped, if there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub trouble: Option<String>,
@@ -29,7 +29,7 @@ pub struct Report {
 /// A step with unmet expectations.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Failure {
+pub struct FailedStep {
     /// Its number, from 1.
     pub step: usize,
     /// Its line in the file, if known.
@@ -38,13 +38,13 @@ pub struct Failure {
     /// Its verb.
     pub verb: String,
     /// The unmet expectations.
-    pub differences: Vec<Difference>,
+    pub differences: Vec<Mismatch>,
     /// The policy calls of the step, as lines.
     #[serde(rename = "told")]
     pub calls: Vec<String>,
 }
 
-impl Report {
+impl ScenarioReport {
     pub(super) fn with_error(name: &str, about: &str, error: String) -> Self {
         let (name, about) = (name.into(), about.into());
         Self { name, about, passed: false, failures: Vec::new(), trouble: Some(error) }
@@ -72,13 +72,13 @@ impl Report {
     }
 }
 
-impl Failure {
+impl FailedStep {
     fn write(&self, text: &mut String) {
         let line = self.line.map_or(String::new(), |line| format!(", line {line}"));
         // Writing to a `String` cannot fail.
         let _ = writeln!(text, "  step {}{line}: {}", self.step, self.verb);
         let width = self.differences.iter().map(|d| d.what.len()).max().unwrap_or_default();
-        for Difference { what, expected, got } in &self.differences {
+        for Mismatch { what, expected, got } in &self.differences {
             let _ = writeln!(text, "    {what:width$}  expected {expected}");
             let _ = writeln!(text, "    {:width$}       got {got}", "");
         }
@@ -122,14 +122,14 @@ mod tests {
 
     #[test]
     fn a_failed_step_is_shown_with_line_differences_and_policy_calls() {
-        let failure = Failure {
+        let failure = FailedStep {
             step: 2,
             line: Some(7),
             verb: "place".into(),
-            differences: vec![Difference::new("gpus", "[0, 0]", "[0, 1]")],
+            differences: vec![Mismatch::new("gpus", "[0, 0]", "[0, 1]")],
             calls: vec!["fill@abc place: GPU 0, GPU 1 (spread)".into(), "  log: hello".into()],
         };
-        let report = Report {
+        let report = ScenarioReport {
             name: "a.yaml".into(),
             about: "Fills.".into(),
             passed: false,

@@ -1,10 +1,10 @@
 //! Runs a scenario step by step and compares the outcome of each step with its expectations.
 
-use super::expect::{Difference, Outcome, contains};
-use super::format::{Allocate, Place, Reading as Reported, Scenario, Step, Verb};
+use super::expect::{Mismatch, Outcome, contains};
+use super::format::{Allocate, Place, ReportedReading, Scenario, Step, Verb};
 use super::node::Node;
 use super::pods::Pods;
-use super::report::{Failure, call_lines};
+use super::report::{FailedStep, call_lines};
 use berth_kernel::grants::allocation::Allocation;
 use berth_kernel::hardware::gpu::Reading;
 use berth_kernel::ids::names::{AllocationId, DeviceId, Resource};
@@ -29,7 +29,7 @@ pub(super) fn run(
     scenario: &Scenario,
     node: &mut Node<'_>,
     activation_faults: &[String],
-) -> Result<Vec<Failure>, String> {
+) -> Result<Vec<FailedStep>, String> {
     if !activation_faults.is_empty() {
         return check_inactive(scenario, node, activation_faults);
     }
@@ -69,7 +69,11 @@ pub(super) fn one_of_each(node: &mut Node<'_>) -> Result<Vec<String>, String> {
 }
 
 /// Checks a scenario whose stack is not active. It may expect the fault, in an `offer` step that is its only step.
-fn check_inactive(scenario: &Scenario, node: &Node<'_>, faults: &[String]) -> Result<Vec<Failure>, String> {
+fn check_inactive(
+    scenario: &Scenario,
+    node: &Node<'_>,
+    faults: &[String],
+) -> Result<Vec<FailedStep>, String> {
     let is_expected =
         |step: &&Step| matches!(step.verb(), Ok((_, Verb::Offer))) && step.expect.fault.is_some();
     match (scenario.steps.first().filter(is_expected), scenario.steps.len()) {
@@ -89,11 +93,11 @@ fn failure(
     scenario: &Scenario,
     index: usize,
     verb: &str,
-    differences: Vec<Difference>,
+    differences: Vec<Mismatch>,
     node: &Node<'_>,
-) -> Option<Failure> {
+) -> Option<FailedStep> {
     let calls = node.policies.take();
-    (!differences.is_empty()).then(|| Failure {
+    (!differences.is_empty()).then(|| FailedStep {
         step: index + 1,
         line: scenario.line(index),
         verb: verb.into(),
@@ -103,7 +107,7 @@ fn failure(
 }
 
 /// Compares a step's outcome with its expectations.
-fn differences(step: &Step, outcome: &Outcome, faults: &[String]) -> Vec<Difference> {
+fn differences(step: &Step, outcome: &Outcome, faults: &[String]) -> Vec<Mismatch> {
     let expect = &step.expect;
     let mut differences = Vec::new();
     let part_or = |part: &Option<String>, none: &str| {
@@ -115,7 +119,7 @@ fn differences(step: &Step, outcome: &Outcome, faults: &[String]) -> Vec<Differe
     };
     if !is_met {
         let got = if faults.is_empty() { "none".into() } else { faults.join("; ") };
-        differences.push(Difference::new("fault", part_or(&expect.fault, "none"), got));
+        differences.push(Mismatch::new("fault", part_or(&expect.fault, "none"), got));
     }
     let is_met = match (&expect.refused, &outcome.refused) {
         (None, None) => {
@@ -129,7 +133,7 @@ fn differences(step: &Step, outcome: &Outcome, faults: &[String]) -> Vec<Differe
     if !is_met {
         let granted = || format!("granted or placed on GPUs {:?}", outcome.gpus);
         let got = outcome.refused.clone().unwrap_or_else(granted);
-        differences.push(Difference::new("refused", part_or(&expect.refused, "no"), got));
+        differences.push(Mismatch::new("refused", part_or(&expect.refused, "no"), got));
     }
     differences
 }
@@ -273,7 +277,7 @@ impl Run<'_, '_> {
         self.pods.record_release(self.node, id)
     }
 
-    fn triage(&mut self, reported: &Reported) -> Result<Outcome, String> {
+    fn triage(&mut self, reported: &ReportedReading) -> Result<Outcome, String> {
         let reading = Reading {
             part: self.node.gpu(reported.gpu)?.as_part().clone(),
             source: reported.source.clone(),

@@ -22,7 +22,7 @@ use berth_kernel::ids::names::{Digest, GpuId, PartId};
 use berth_kernel::node::record;
 use berth_kernel::policy::hooks as kernel;
 use berth_kernel::policy::stack;
-use berth_kernel::policy::version::{PolicyVersion, Provenance, Signature};
+use berth_kernel::policy::version::{Origin, PolicyVersion, Signature};
 use serde::{Deserialize, Serialize};
 
 /// See [`record::Meta`].
@@ -242,7 +242,7 @@ impl Policy {
             bytes: self.bytes,
             shipped: self.shipped,
             since_wall_ms: self.since_ms,
-            origin: Provenance {
+            origin: Origin {
                 by: self.by,
                 why: self.why,
                 signature: self.signature.as_deref().map(parse_signature).transpose()?,

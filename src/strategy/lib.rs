@@ -21,7 +21,7 @@ use berth_kubelet::{
     device_name, missing_nodes, resolve,
 };
 use own_spec::OwnSpec;
-use runtime::{Programs, Running};
+use runtime::{Programs, Running, under};
 use settled::Settled;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -133,8 +133,8 @@ impl StrategyFinder {
     #[must_use]
     pub fn new(config: &Config, root: &Path, is_simulated: bool) -> Self {
         let edits = config.containers.edits.clone();
-        let under = |path: &PathBuf| root.join(path.strip_prefix("/").unwrap_or(path));
-        let folders: Vec<PathBuf> = config.containers.cdi.folders.iter().map(under).collect();
+        let folders: Vec<PathBuf> =
+            config.containers.cdi.folders.iter().map(|folder| under(root, folder)).collect();
         let driver = Driver {
             root: edits.driver_folder(),
             nodes: edits.node_folders(),
@@ -175,8 +175,7 @@ impl StrategyFinder {
     #[must_use]
     pub fn folders(&self) -> Vec<PathBuf> {
         let files = self.runtime_files.iter().filter_map(|file| file.parent());
-        let under = |folder: &Path| self.root.join(folder.strip_prefix("/").unwrap_or(folder));
-        self.folders.iter().cloned().chain(files.map(under)).collect()
+        self.folders.iter().cloned().chain(files.map(|folder| under(&self.root, folder))).collect()
     }
 
     /// Checks the node and decides. Reads files, and writes the specification; blocks.

@@ -82,7 +82,7 @@ pub(super) fn runtimes(files: &[PathBuf], root: &Path, running: Running<'_>) -> 
 }
 
 /// The path on the node, below `root`.
-fn under(root: &Path, path: &Path) -> PathBuf {
+pub(super) fn under(root: &Path, path: &Path) -> PathBuf {
     root.join(path.strip_prefix("/").unwrap_or(path))
 }
 

@@ -68,18 +68,9 @@ impl TestNode {
 
 fn part(id: &str, index: u32) -> Part {
     Part {
-        gpu: GpuId::parse(id).unwrap(),
-        id: PartId::parse(id).unwrap(),
-        vendor: "nvidia".into(),
-        model: "test".into(),
-        gpu_index: index,
         minor: Some(index),
-        memory_mib: 1000,
         pci_bus: PciBusId::parse(&format!("00000000:0{index}:00.0")).ok(),
-        numa_node: None,
-        mig_enabled: false,
-        mig: None,
-        attributes: BTreeMap::new(),
+        ..Part::whole_gpu(GpuId::parse(id).unwrap(), index)
     }
 }
 

@@ -192,7 +192,7 @@ impl WasmPolicies {
             bytes: compiled.component.len() as u64,
             shipped,
             since_wall_ms: now.wall_ms,
-            origin: berth_kernel::policy::version::Provenance::default(),
+            origin: berth_kernel::policy::version::Origin::default(),
         };
         Ok(self.insert(version, module))
     }

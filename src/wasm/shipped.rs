@@ -76,7 +76,7 @@ fn all() -> &'static [Shipped] {
                 bytes: component.len() as u64,
                 shipped: true,
                 since_wall_ms: 0,
-                origin: berth_kernel::policy::version::Provenance::default(),
+                origin: berth_kernel::policy::version::Origin::default(),
             };
             Some(Shipped { version, component })
         };

@@ -180,7 +180,7 @@ def static_pod(bench: Bench) -> None:
 
 
 def deadline(bench: Bench) -> str:
-    """At its deadline a drain with `give-up` is cancelled: the pod stays, and so does the cordon."""
+    """At its deadline a drain with `give-up` is given up: the pod stays, and so does the cordon."""
     pod = bench.node.run(bench.pod("static", {"main": 1}), static=True)
     bench.node.running(pod)
     bench.running.append(pod)

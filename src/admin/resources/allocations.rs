@@ -178,7 +178,8 @@ pub(crate) async fn list(state: Data<State>, request: HttpRequest, filter: Query
     let mps = (state.facts)().mps;
     let owners = LazyCell::new(|| Attributions::new(&ledger));
     let live: Vec<_> = found.iter().filter_map(|a| a.live()).collect();
-    let texts = state.written.of(&ledger, &mps, || &owners, &live).map_err(|error| unwritten(&error))?;
+    let texts = state.caches.allocations.of(&ledger, &mps, || &owners, &live);
+    let texts = texts.map_err(|error| etag::unwritten(&error))?;
     let mut texts = texts.iter();
     let items = found.iter().filter_map(|found| match found {
         Found::Live(_) => texts.next().map(|text| Item::Live(&text.json)),
@@ -201,10 +202,6 @@ struct Page<'t> {
 enum Item<'t> {
     Live(&'t RawValue),
     Ended(Box<Allocation>),
-}
-
-fn unwritten(error: &serde_json::Error) -> Failure {
-    Failure::new(Kind::Internal, format!("the response cannot be written: {error}"))
 }
 
 /// Get an allocation, live or ended
@@ -270,7 +267,7 @@ fn running_sources(state: &State, ledger: &Ledger, id: AllocationId) -> String {
     sources.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
 }
 
-fn allocation_id(text: &str) -> Result<AllocationId, Failure> {
+pub(crate) fn allocation_id(text: &str) -> Result<AllocationId, Failure> {
     AllocationId::parse(text).map_err(|error| Failure::new(Kind::Path, error))
 }
 

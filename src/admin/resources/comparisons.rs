@@ -2,6 +2,7 @@
 
 use crate::failure::{IntoFailure, OrFailure};
 use crate::resources::decisions;
+use crate::resources::stack_entries::parameters_text;
 use crate::state::State;
 use actix_web::http::header::LOCATION;
 use actix_web::web::{Data, Path, Payload, Query};
@@ -13,10 +14,9 @@ use berth_core::policies::resolve_version;
 use berth_http::{Caller, Failure, HandlerResult, body, etag, query};
 use berth_kernel::node::ledger::Ledger;
 use berth_kernel::node::refusal::Refusal;
-use berth_kernel::policy::hooks::{self, PARAMETERS_BYTES_MAX};
+use berth_kernel::policy::hooks;
 use berth_kernel::policy::version_records::may_activate;
 use serde::Deserialize;
-use serde_json::Value;
 use std::collections::BTreeMap;
 use utoipa::IntoParams;
 
@@ -151,11 +151,7 @@ pub(crate) fn candidate(ledger: &Ledger, wanted: Candidate) -> Result<berth_core
     if !may_activate(&version, &ledger.rules.trusted_keys) {
         return Err(Refusal::Untrusted { policies: vec![version.label()] }.into_failure());
     }
-    let parameters = Value::Object(wanted.parameters).to_string();
-    if parameters.len() > PARAMETERS_BYTES_MAX {
-        let rule = format!("parameters: {} bytes; at most {PARAMETERS_BYTES_MAX}", parameters.len());
-        return Err(Failure::new(Kind::Invalid, rule));
-    }
+    let parameters = parameters_text(wanted.parameters).map_err(|rule| Failure::new(Kind::Invalid, rule))?;
     Ok(berth_core::lab::Candidate { policy: version.label(), digest: version.digest.clone(), parameters })
 }
 

@@ -2,6 +2,7 @@
 //! allocation, in sentences: the preferred placement, the decision of the policies, and what is no longer recorded.
 
 use crate::failure::OrFailure;
+use crate::resources::allocations::allocation_id;
 use crate::resources::gpus::gpu_of_query;
 use crate::state::State;
 use actix_web::web::{self, Data, Path};
@@ -201,7 +202,7 @@ fn unknown(seq: u64) -> Failure {
 #[utoipa::path(get, path = "",
     responses((status = 200, description = "The explanation", body = Explanation)))]
 pub(crate) async fn explain(state: Data<State>, request: HttpRequest, path: Path<String>) -> HandlerResult {
-    let id = AllocationId::parse(&path).map_err(|error| Failure::new(Kind::Path, error))?;
+    let id = allocation_id(&path)?;
     let ledger = state.kernel.snapshot();
     let live = ledger.live.get(&id).map(|a| (**a).clone());
     let allocation = live.or_else(|| ledger.ended.get(id).map(|past| past.allocation()));

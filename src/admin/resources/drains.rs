@@ -1,7 +1,7 @@
 //! `/gpus/{uuid}/cordon`, `/gpus/{uuid}/drain` and `/gpus/{uuid}/health`: taking a GPU out, and marking one healthy.
 
-use crate::failure::{IntoFailure, OrFailure};
-use crate::resources::gpus::{View, gpu_id, holder, shown};
+use crate::failure::OrFailure;
+use crate::resources::gpus::{View, gpu_id, gpu_state, holder, shown};
 use crate::state::State;
 use actix_web::http::header::ETAG;
 use actix_web::web::{Data, Path, Payload, Query};
@@ -46,13 +46,9 @@ pub(crate) async fn cordon(
     let gpu = gpu_id(&state, &path)?;
     let Cordon { reason } = body::json_or_default(&request, payload).await?;
     caller.check_reason(&reason)?;
-    let expected = if_match(&state, &request, &gpu)?;
     let command = Command::Cordon { gpu: gpu.clone(), author: Author::api(caller.name(), reason.clone()) };
-    let applied = state.kernel.execute(command.expecting(expected)).await.or_failure()?;
-    if !applied.entry.changes.is_empty() {
-        tracing::info!(%gpu, by = caller.name(), reason, "a GPU was cordoned");
-    }
-    respond(&state, &gpu)
+    let log = || tracing::info!(%gpu, by = caller.name(), reason, "a GPU was cordoned");
+    change_marks(&state, &request, &gpu, command, log).await
 }
 
 /// Uncordon a GPU
@@ -73,13 +69,9 @@ pub(crate) async fn uncordon(
 ) -> HandlerResult {
     let gpu = gpu_id(&state, &path)?;
     let owners = query.owners(&caller)?;
-    let expected = if_match(&state, &request, &gpu)?;
     let command = Command::Uncordon { gpu: gpu.clone(), owners };
-    let applied = state.kernel.execute(command.expecting(expected)).await.or_failure()?;
-    if !applied.entry.changes.is_empty() {
-        tracing::info!(%gpu, by = caller.name(), "marks of a GPU were removed");
-    }
-    respond(&state, &gpu)
+    let log = || tracing::info!(%gpu, by = caller.name(), "marks of a GPU were removed");
+    change_marks(&state, &request, &gpu, command, log).await
 }
 
 /// Whose mark a request removes.
@@ -143,7 +135,6 @@ pub(crate) async fn start(
     if evict && (state.facts)().api_server.is_none() {
         return Err(no_api_server());
     }
-    let expected = if_match(&state, &request, &gpu)?;
     let now = state.kernel.now().wall_ms;
     let order = marks::Order {
         evict,
@@ -153,11 +144,8 @@ pub(crate) async fn start(
     };
     let author = Author::api(caller.name(), reason.clone());
     let command = Command::Drain { gpu: gpu.clone(), author, order };
-    let applied = state.kernel.execute(command.expecting(expected)).await.or_failure()?;
-    if !applied.entry.changes.is_empty() {
-        tracing::info!(%gpu, by = caller.name(), reason, evict, "a GPU is being drained");
-    }
-    respond(&state, &gpu)
+    let log = || tracing::info!(%gpu, by = caller.name(), reason, evict, "a GPU is being drained");
+    change_marks(&state, &request, &gpu, command, log).await
 }
 
 fn no_api_server() -> Failure {
@@ -198,14 +186,12 @@ pub(crate) async fn preview(
 ) -> HandlerResult {
     let gpu = gpu_id(&state, &path)?;
     let ledger = state.kernel.snapshot();
-    if !ledger.gpus.contains_key(&gpu) {
-        return Err(Refusal::UnknownGpu { gpu }.into_failure());
-    }
+    gpu_state(&ledger, &gpu)?;
     let mut holders = holders_if(&ledger, &gpu, query.evict);
     if query.evict {
-        let check = state.eviction_check.as_ref().ok_or_else(no_api_server)?;
+        let previews = state.eviction_previews.as_ref().ok_or_else(no_api_server)?;
         // One caller after the other: a preview is a request to the API server for each pod.
-        let turn = timeout_at(Instant::now() + PREVIEW_MAX, state.previews.lock()).await;
+        let turn = timeout_at(Instant::now() + PREVIEW_MAX, previews.turn.lock()).await;
         let busy = |_| Failure::new(Kind::Busy, "previews of other drains ask the API server").retry_after(1);
         let _turn = turn.map_err(busy)?;
         let end = Instant::now() + PREVIEW_MAX;
@@ -213,7 +199,7 @@ pub(crate) async fn preview(
             let pod = holder.shown.as_ref().filter(|_| holder.status == EvictionStatus::NotRequested);
             let Some(pod) = pod.map(Arc::clone) else { continue };
             let late = || EvictionOutcome::Failed("the API server was not asked in time".into());
-            let outcome = timeout_at(end, check(pod)).await.unwrap_or_else(|_| late());
+            let outcome = timeout_at(end, (previews.dry_run)(pod)).await.unwrap_or_else(|_| late());
             holder.status = EvictionStatus::checked(&outcome);
         }
     }
@@ -253,13 +239,9 @@ pub(crate) async fn stop(
 ) -> HandlerResult {
     let gpu = gpu_id(&state, &path)?;
     let owners = query.owners(&caller)?;
-    let expected = if_match(&state, &request, &gpu)?;
     let command = Command::StopDrain { gpu: gpu.clone(), owners };
-    let applied = state.kernel.execute(command.expecting(expected)).await.or_failure()?;
-    if !applied.entry.changes.is_empty() {
-        tracing::info!(%gpu, by = caller.name(), "a drain was cancelled");
-    }
-    respond(&state, &gpu)
+    let log = || tracing::info!(%gpu, by = caller.name(), "a drain was stopped");
+    change_marks(&state, &request, &gpu, command, log).await
 }
 
 /// Mark a GPU healthy
@@ -303,21 +285,31 @@ pub(crate) async fn mark_healthy(
 /// without a condition.
 fn if_match(state: &State, request: &HttpRequest, gpu: &GpuId) -> Result<Option<Revision>, Failure> {
     let ledger = state.kernel.snapshot();
-    let known = ledger.gpus.get(gpu).ok_or_else(|| Refusal::UnknownGpu { gpu: gpu.clone() }).or_failure()?;
-    etag::check(request, &tag(&known.marks))?;
-    let read = || Revision::Marks { gpu: gpu.clone(), marks: known.marks.clone() };
+    let marks = &gpu_state(&ledger, gpu)?.marks;
+    etag::check(request, &tag(marks))?;
+    let read = || Revision::Marks { gpu: gpu.clone(), marks: marks.clone() };
     Ok((!etag::if_match(request)?.is_any()).then(read))
 }
 
 fn drain_tag(state: &State, gpu: &GpuId) -> Result<String, Failure> {
-    let ledger = state.kernel.snapshot();
-    let known = ledger.gpus.get(gpu).ok_or_else(|| Refusal::UnknownGpu { gpu: gpu.clone() }).or_failure()?;
-    Ok(tag(&known.marks))
+    Ok(tag(&gpu_state(&state.kernel.snapshot(), gpu)?.marks))
 }
 
-/// Responds with the GPU, after its drain state has changed. The tag is read first: if the GPU changes again in between,
-/// a request with this tag is refused, although the body shows that change.
-fn respond(state: &State, gpu: &GpuId) -> HandlerResult {
+/// Executes a command about the marks of a GPU, calls `log` if they have changed, and responds with the GPU. The tag is
+/// read first: if the GPU changes again in between, a request with this tag is refused, although the body shows that
+/// change.
+async fn change_marks(
+    state: &State,
+    request: &HttpRequest,
+    gpu: &GpuId,
+    command: Command,
+    log: impl FnOnce(),
+) -> HandlerResult {
+    let expected = if_match(state, request, gpu)?;
+    let applied = state.kernel.execute(command.expecting(expected)).await.or_failure()?;
+    if !applied.entry.changes.is_empty() {
+        log();
+    }
     let tag = drain_tag(state, gpu)?;
     Ok(HttpResponse::Ok().insert_header((ETAG, tag)).json(shown(state, gpu)?))
 }

@@ -1,7 +1,7 @@
 //! `/gpus`: the GPUs, their health, their devices with the holders, and the progress of drains; forgetting a GPU.
 
 use crate::failure::{IntoFailure, OrFailure};
-use crate::state::{State, Step};
+use crate::state::{StartStep, State};
 use crate::survey::Survey;
 use actix_web::web::{Data, Path, Query};
 use actix_web::{HttpRequest, HttpResponse};
@@ -109,6 +109,12 @@ pub(crate) fn gpu_of_query(ledger: &Ledger, text: &str) -> Result<GpuId, Failure
     Ok(gpu)
 }
 
+/// The state of a known GPU.
+pub(crate) fn gpu_state<'l>(ledger: &'l Ledger, gpu: &GpuId) -> Result<&'l GpuState, Failure> {
+    let state = ledger.gpus.get(gpu).map(AsRef::as_ref);
+    state.ok_or_else(|| Refusal::UnknownGpu { gpu: gpu.clone() }.into_failure())
+}
+
 fn no_index(ledger: &Ledger, gpu: &GpuId, problem: impl Fn(String) -> Failure) -> Result<(), Failure> {
     let index: u32 = match gpu.as_str().parse() {
         Ok(index) if !ledger.gpus.contains_key(gpu) => index,
@@ -137,12 +143,12 @@ pub(crate) struct View {
     loads: Arc<BTreeMap<GpuId, Load>>,
     now: Now,
     /// The connection to the API server, where drains are shown.
-    api_server: Option<Step>,
+    api_server: Option<StartStep>,
 }
 
 impl View {
     pub(crate) fn of(state: &State) -> Self {
-        let (survey, now) = (state.surveys.newest(&state.kernel), state.kernel.now());
+        let (survey, now) = (state.caches.surveys.newest(&state.kernel), state.kernel.now());
         let loads = state.kernel.gpu_history().loads();
         Self { survey, loads, now, api_server: (state.facts)().api_server }
     }
@@ -330,7 +336,7 @@ fn progress(
     ledger: &Ledger,
     gpu: &GpuId,
     order: &Order,
-    api_server: Option<&Step>,
+    api_server: Option<&StartStep>,
     now: Now,
 ) -> DrainProgress {
     let holders = holders(ledger, gpu);
@@ -354,11 +360,11 @@ fn progress(
 }
 
 /// Why pods cannot be evicted at all, if so.
-fn warning(order: &Order, api_server: Option<&Step>) -> Option<String> {
+fn warning(order: &Order, api_server: Option<&StartStep>) -> Option<String> {
     match api_server {
         _ if !order.evict => None,
-        Some(Step::Done) => None,
-        Some(Step::Waiting(why)) => {
+        Some(StartStep::Done) => None,
+        Some(StartStep::Waiting(why)) => {
             Some(format!("no pod is evicted while the API server cannot be used: {why}"))
         }
         // An order outlives a restart with other settings.

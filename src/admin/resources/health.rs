@@ -6,7 +6,7 @@
 //! containers. The exception is an NVML in a container that cannot be opened any more after the driver was replaced: the
 //! container's mounts may be those of the former driver, which only a restart replaces.
 
-use crate::state::{NodeFacts, State, Step};
+use crate::state::{NodeFacts, StartStep, State};
 use actix_web::web::{Data, Query};
 use actix_web::{HttpRequest, HttpResponse};
 use berth_api::{Alive, Check, ConfigurationState, Kind, Ready, rfc3339};
@@ -158,14 +158,14 @@ pub(crate) fn readiness(facts: &NodeFacts, state: &State) -> Vec<Check> {
     let store_error = kernel.store_error();
     let OfferNotes { mig, warnings } = kernel.offer_notes();
     let mig_notes = (!mig.notes.is_empty()).then(|| mig.notes.join("; "));
-    let step = |name: &str, step: &Step| {
+    let step = |name: &str, step: &StartStep| {
         let waiting = step.waiting();
         Check { name: name.into(), ok: waiting.is_none(), detail: waiting }
     };
     let under_way: Vec<_> = facts
         .registrations
         .iter()
-        .filter_map(|r| r.state.waiting().map(|why| format!("{}: {why}", r.resource)))
+        .filter_map(|(resource, step)| step.waiting().map(|why| format!("{resource}: {why}")))
         .collect();
     let under_way = (!under_way.is_empty()).then(|| under_way.join("; "));
     let (kubelet_ok, kubelet) = registration(kernel, facts.kubelet.waiting().or(under_way));

@@ -1,14 +1,12 @@
 //! `/gpus/{uuid}/history` and `/events/history`: the last 24 hours, from memory.
 
-use crate::failure::IntoFailure;
 use crate::past_events::PAST_EVENTS_MAX;
-use crate::resources::gpus::gpu_id;
+use crate::resources::gpus::{gpu_id, gpu_state};
 use crate::state::State;
 use actix_web::HttpRequest;
 use actix_web::web::{Data, Path, Query};
 use berth_api::{EventHistory, GpuHistory, GpuSample, Kind, PodHistory, PodSample, rfc3339};
 use berth_http::{Failure, HandlerResult, etag, excerpt, query};
-use berth_kernel::node::refusal::Refusal;
 use berth_observe::gpu_history::{GpuPoint, LAST_MAX, POINTS_MAX, PodPoint};
 use serde::Deserialize;
 use std::time::Duration;
@@ -61,9 +59,7 @@ pub(crate) async fn of_gpu(
     query: Query<GpuQuery>,
 ) -> HandlerResult {
     let gpu = gpu_id(&state, &path)?;
-    if !state.kernel.snapshot().gpus.contains_key(&gpu) {
-        return Err(Refusal::UnknownGpu { gpu }.into_failure());
-    }
+    gpu_state(&state.kernel.snapshot(), &gpu)?;
     let last = last(query.last.as_deref(), GPU_LAST_DEFAULT)?;
     let points = query.points.unwrap_or(POINTS_DEFAULT);
     if !(1..=POINTS_MAX).contains(&points) {

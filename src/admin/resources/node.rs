@@ -3,7 +3,7 @@
 use crate::resources::driver::release_of;
 use crate::resources::health::readiness;
 use crate::resources::pod_rules;
-use crate::state::{NodeFacts, State, Step};
+use crate::state::{NodeFacts, StartStep, State};
 use crate::survey::Survey;
 use actix_web::HttpRequest;
 use actix_web::web::Data;
@@ -22,7 +22,7 @@ use std::collections::BTreeMap;
 #[utoipa::path(get, path = "", responses((status = 200, description = "The node", body = Node)))]
 pub(crate) async fn show(state: Data<State>, request: HttpRequest) -> HandlerResult {
     let facts = (state.facts)();
-    let survey = state.surveys.newest(&state.kernel);
+    let survey = state.caches.surveys.newest(&state.kernel);
     let ledger = &survey.ledger;
     let checks = readiness(&facts, &state);
     let node = Node {
@@ -33,9 +33,9 @@ pub(crate) async fn show(state: Data<State>, request: HttpRequest) -> HandlerRes
         version: env!("CARGO_PKG_VERSION").into(),
         started_at: Some(rfc3339(started_wall_ms(state.started, state.kernel.now()))),
         generation: ledger.generation,
-        gpu_source: facts.gpu_source,
-        driver_version: facts.driver_version,
-        cuda_version: facts.cuda_version,
+        gpu_source: facts.backend.source,
+        driver_version: facts.backend.driver_version,
+        cuda_version: facts.backend.cuda_version,
         driver_release: state.driver.current_release().map(release_of),
         device_list_strategy: facts.device_list_strategy,
         store_error: state.kernel.store_error(),
@@ -60,8 +60,8 @@ fn started_wall_ms(started: Now, now: Now) -> u64 {
     started.wall_ms.saturating_add_signed(moved_s * 1000)
 }
 
-fn step_state(step: &Step) -> StepState {
-    StepState { done: *step == Step::Done, waiting: step.waiting() }
+fn step_state(step: &StartStep) -> StepState {
+    StepState { done: *step == StartStep::Done, waiting: step.waiting() }
 }
 
 /// Every resource with devices or a registration.
@@ -96,10 +96,10 @@ fn resources(facts: &NodeFacts, survey: &Survey) -> Vec<ResourceState> {
         };
         all.insert(used.resource.clone(), state);
     }
-    for registration in &facts.registrations {
-        let name = registration.resource.as_str();
+    for (resource, step) in &facts.registrations {
+        let name = resource.as_str();
         let state = all.entry(name.into()).or_insert_with(|| blank(name));
-        state.registration = step_state(&registration.state);
+        state.registration = step_state(step);
     }
     for (resource, breaker) in survey.ledger.breakers.iter() {
         if let Some(state) = all.get_mut(resource.as_str()) {

@@ -1,6 +1,6 @@
 //! Warnings about policies whose rules about pods have no effect, since no source shows the pods of this node.
 
-use crate::state::{State, Step};
+use crate::state::{StartStep, State};
 use berth_kernel::evidence::pods::PodsSource;
 use berth_kernel::grants::pod_candidates::{has_source, may_have_rules_about_pods};
 use berth_kernel::node::ledger::Ledger;
@@ -44,7 +44,7 @@ pub(crate) fn of_active_stack(state: &State, ledger: &Ledger) -> Vec<String> {
 }
 
 /// Why no source shows the pods, and what to do. `api_server`: the connection to the API server, if it is used.
-fn missing_source(ledger: &Ledger, api_server: Option<&Step>) -> String {
+fn missing_source(ledger: &Ledger, api_server: Option<&StartStep>) -> String {
     match (api_server, ledger.pods.as_ref().map(|view| view.source)) {
         (Some(step), _) => {
             let waiting = step.waiting().unwrap_or_else(|| "it has not listed them yet".into());
@@ -72,7 +72,7 @@ mod tests {
     fn the_cause_is_the_missing_setting_or_the_state_of_the_source() {
         let mut ledger = Ledger::default();
         assert!(missing_source(&ledger, None).contains("`--kubeconfig FILE`"));
-        let waiting = Step::Waiting("no route to host".into());
+        let waiting = StartStep::Waiting("no route to host".into());
         let cause = missing_source(&ledger, Some(&waiting));
         assert!(cause.contains("(no route to host)") && !cause.contains("--kubeconfig"), "{cause}");
         ledger.pods = Some(Arc::new(PodsView::empty(PodsSource::Kubelet)));

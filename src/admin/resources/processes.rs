@@ -1,7 +1,6 @@
 //! `/gpus/{uuid}/processes` and `/bypass`: the processes on the GPUs and their allocations.
 
-use crate::failure::IntoFailure;
-use crate::resources::gpus::{gpu_id, gpu_of_query};
+use crate::resources::gpus::{gpu_id, gpu_of_query, gpu_state};
 use crate::state::State;
 use actix_web::HttpRequest;
 use actix_web::web::{Data, Path, Query};
@@ -9,7 +8,6 @@ use berth_api::{Bypass, BypassList, Process, ProcessList, ProcessSight, Reaching
 use berth_http::{Failure, HandlerResult, etag, query};
 use berth_kernel::evidence::attribution::{self, Attributions, pods_with_gpu_bypass};
 use berth_kernel::ids::names::{GpuId, PartId};
-use berth_kernel::node::refusal::Refusal;
 use serde::Deserialize;
 use utoipa::IntoParams;
 
@@ -24,9 +22,7 @@ const BYPASSES_MAX: usize = 1024;
 pub(crate) async fn list(state: Data<State>, request: HttpRequest, path: Path<String>) -> HandlerResult {
     let gpu = gpu_id(&state, &path)?;
     let ledger = state.kernel.snapshot();
-    if !ledger.gpus.contains_key(&gpu) {
-        return Err(Refusal::UnknownGpu { gpu }.into_failure());
-    }
+    gpu_state(&ledger, &gpu)?;
     let owners = Attributions::new(&ledger);
     let all = owners.on(&gpu).unwrap_or_default().iter();
     let all = all.map(|(process, attribution)| Process::of(&ledger, gpu.as_str(), process, attribution));

@@ -9,6 +9,7 @@ use berth_kernel::node::ledger::Ledger;
 use berth_kernel::policy::hooks::{ENVIRONMENT_KEY_BYTES_MAX, PARAMETERS_BYTES_MAX, STACK_ENTRIES_MAX};
 use berth_kernel::policy::stack::StackEntry;
 use berth_kernel::sharing::offer::SHARES_PER_PART_MAX;
+use serde_json::{Map, Value};
 
 /// Most patterns in one list of permissions: an entry is one record of at most 16 KiB, of which parameters may take 6
 /// KiB twice.
@@ -34,20 +35,24 @@ pub(crate) fn resolve(ledger: &Ledger, entries: Vec<NewStackEntry>) -> Result<Ve
                     bad(rule.to_string()).hint("list the policies").action(Operation::ListPolicies)
                 })?;
             check_permissions(&entry.permissions).map_err(bad)?;
-            let parameters = serde_json::Value::Object(entry.parameters).to_string();
-            if parameters.len() > PARAMETERS_BYTES_MAX {
-                let rule = format!("parameters: {} bytes; at most {PARAMETERS_BYTES_MAX}", parameters.len());
-                return Err(bad(rule));
-            }
             Ok(StackEntry {
                 name: version.name.clone(),
                 digest: version.digest.clone(),
-                parameters,
+                parameters: parameters_text(entry.parameters).map_err(bad)?,
                 permissions: entry.permissions.into(),
                 on_fault: entry.on_fault.into(),
             })
         })
         .collect()
+}
+
+/// The parameters as policies get them.
+pub(crate) fn parameters_text(parameters: Map<String, Value>) -> Result<String, String> {
+    let text = Value::Object(parameters).to_string();
+    if text.len() > PARAMETERS_BYTES_MAX {
+        return Err(format!("parameters: {} bytes; at most {PARAMETERS_BYTES_MAX}", text.len()));
+    }
+    Ok(text)
 }
 
 pub(crate) fn check_permissions(permissions: &Permissions) -> Result<(), String> {

@@ -2,7 +2,7 @@
 
 use berth_cluster::ApiServer;
 use berth_config::Config;
-use berth_http::{ReviewError, Reviewer, User};
+use berth_http::{ClusterUser, Reviewer, ReviewerError};
 use berth_kernel::drain::eviction::EvictionOutcome;
 use berth_kernel::evidence::pods::Pod;
 use futures_util::future::BoxFuture;
@@ -38,7 +38,7 @@ fn reviewer(config: &Config) -> Option<Arc<dyn Reviewer>> {
 }
 
 /// Asks the API server about evictions, if there is one.
-pub(super) fn eviction_check(config: &Config) -> Option<berth_admin::EvictionCheck> {
+pub(super) fn eviction_dry_run(config: &Config) -> Option<berth_admin::EvictionDryRun> {
     if config.cluster.api_server == ApiServer::Off {
         return None;
     }
@@ -66,15 +66,15 @@ impl ApiServerReviewer {
     fn spawn<T: Send + 'static>(
         &self,
         review: impl Future<Output = Result<T, berth_cluster::ReviewError>> + Send + 'static,
-    ) -> BoxFuture<'static, Result<T, ReviewError>> {
+    ) -> BoxFuture<'static, Result<T, ReviewerError>> {
         let runtime = self.runtime.clone();
         Box::pin(async move {
             // Started at the first poll, since the caller limits concurrent reviews, and aborted if the caller drops
             // it.
             let mut task = AbortOnDrop(runtime.spawn(review));
             match (&mut task.0).await {
-                Ok(answer) => answer.map_err(|error| ReviewError(berth_cluster::error_chain(&error))),
-                Err(error) => Err(ReviewError(error.to_string())),
+                Ok(answer) => answer.map_err(|error| ReviewerError(berth_cluster::error_chain(&error))),
+                Err(error) => Err(ReviewerError(error.to_string())),
             }
         })
     }
@@ -90,23 +90,26 @@ impl<T> Drop for AbortOnDrop<T> {
 }
 
 impl Reviewer for ApiServerReviewer {
-    fn authenticate(&self, token: String) -> BoxFuture<'static, Result<Option<User>, ReviewError>> {
+    fn authenticate(&self, token: String) -> BoxFuture<'static, Result<Option<ClusterUser>, ReviewerError>> {
         let reviews = Arc::clone(&self.reviews);
         self.spawn(async move {
             let user = reviews.who(token).await?;
-            Ok(user.map(|berth_cluster::User { name, uid, groups, extra }| User { name, uid, groups, extra }))
+            Ok(user.map(|user| {
+                let berth_cluster::User { name, uid, groups, extra } = user;
+                ClusterUser { name, uid, groups, extra }
+            }))
         })
     }
 
     fn authorize(
         &self,
-        user: Arc<User>,
+        user: Arc<ClusterUser>,
         verb: &'static str,
         path: String,
-    ) -> BoxFuture<'static, Result<bool, ReviewError>> {
+    ) -> BoxFuture<'static, Result<bool, ReviewerError>> {
         let reviews = Arc::clone(&self.reviews);
         self.spawn(async move {
-            let User { name, uid, groups, extra } = (*user).clone();
+            let ClusterUser { name, uid, groups, extra } = (*user).clone();
             reviews.may(berth_cluster::User { name, uid, groups, extra }, verb, path).await
         })
     }

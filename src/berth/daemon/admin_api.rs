@@ -5,7 +5,7 @@ use super::progress::Progress;
 use anyhow::Context as _;
 use berth_core::Core;
 use berth_core::transition_stream::Batches;
-use berth_http::Running;
+use berth_http::RunningServer;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,7 +22,7 @@ pub(super) struct StartingApi {
     /// Ends the delay.
     pub(super) start_now: Arc<Notify>,
     /// One task.
-    starting: JoinSet<anyhow::Result<Running>>,
+    starting: JoinSet<anyhow::Result<RunningServer>>,
 }
 
 impl StartingApi {
@@ -31,7 +31,7 @@ impl StartingApi {
     /// # Errors
     /// If the system does not know its address.
     pub(super) fn new(
-        server: berth_admin::Server,
+        server: berth_admin::AdminServer,
         core: Core,
         batches: Batches,
         progress: Arc<Progress>,
@@ -60,7 +60,7 @@ impl StartingApi {
     ///
     /// # Errors
     /// If the system refuses a thread or socket.
-    pub(super) async fn started(mut self) -> anyhow::Result<Running> {
+    pub(super) async fn started(mut self) -> anyhow::Result<RunningServer> {
         let ended = self.starting.join_next().await.context("the admin API was not started")?;
         ended.context("the task that starts the admin API panicked")?
     }

@@ -27,15 +27,15 @@ impl Configuration {
     /// `None` if the configuration was not selected by a label.
     pub(super) fn new(config: &Config) -> Option<Self> {
         let chosen = config.loaded.chosen.clone()?;
-        let (name, label) = (chosen.shown(), &chosen.choice.label);
+        let (name, label) = (chosen.shown(), &chosen.choice.key);
         tracing::info!("using the configuration {name} (selected by the node label {label})");
-        let value = watch::Sender::new(chosen.label.clone());
+        let value = watch::Sender::new(chosen.value.clone());
         Some(Self { chosen, value, retry_interval: RETRY_INTERVAL })
     }
 
     /// The label for `berth_cluster` to watch.
     pub(super) fn watched_label(&self) -> WatchedLabel {
-        WatchedLabel { key: self.chosen.choice.label.clone(), value: self.value.clone() }
+        WatchedLabel { key: self.chosen.choice.key.clone(), value: self.value.clone() }
     }
 
     /// Returns once the label selects another configuration with which a start on this node would succeed.
@@ -51,8 +51,8 @@ impl Configuration {
     /// `select` returns the name of the file that a value of the label selects, if it is another one and usable.
     async fn wait_for_change(self, select: impl AsyncFn(Option<String>) -> anyhow::Result<Option<String>>) {
         let Self { chosen, value, retry_interval } = self;
-        let (key, current) = (&chosen.choice.label, chosen.shown());
-        let (mut value, mut seen) = (value.subscribe(), chosen.label.clone());
+        let (key, current) = (&chosen.choice.key, chosen.shown());
+        let (mut value, mut seen) = (value.subscribe(), chosen.value.clone());
         // Why the selected file is not usable.
         let mut last_error: Option<String> = None;
         loop {

@@ -1,6 +1,6 @@
 //! The progress of the start, for readiness and the API.
 
-use berth_admin::{NodeFacts, Registration, Step};
+use berth_admin::{NodeFacts, StartStep};
 use berth_cluster::{ApiServer, ApiServerStatus};
 use berth_config::Config;
 use berth_core::next_beat;
@@ -29,7 +29,7 @@ impl Progress {
         let facts = NodeFacts {
             name: config.node.name.clone(),
             mps: config.containers.edits.mps_sockets().into_keys().collect(),
-            api_server: (config.cluster.api_server != ApiServer::Off).then(Step::default),
+            api_server: (config.cluster.api_server != ApiServer::Off).then(StartStep::default),
             ..NodeFacts::default()
         };
         Self { facts: Mutex::new(facts), ..Self::default() }
@@ -41,19 +41,19 @@ impl Progress {
         if let Some(registrations) = self.registrations.lock().as_ref() {
             let states = registrations.borrow();
             let states = states.iter().map(|(resource, state)| (resource.clone(), registration_step(state)));
-            facts.registrations = states.map(|(resource, state)| Registration { resource, state }).collect();
-            let waiting = facts.registrations.iter().find_map(|r| match &r.state {
-                Step::Waiting(reason) => Some(format!("{}: {reason}", r.resource)),
-                Step::Done => None,
+            facts.registrations = states.collect();
+            let waiting = facts.registrations.iter().find_map(|(resource, step)| match step {
+                StartStep::Waiting(reason) => Some(format!("{resource}: {reason}")),
+                StartStep::Done => None,
             });
-            facts.kubelet = waiting.map_or(Step::Done, Step::Waiting);
+            facts.kubelet = waiting.map_or(StartStep::Done, StartStep::Waiting);
         }
         if let Some(status) = self.cluster.lock().as_ref() {
             facts.api_server = match &*status.borrow() {
                 ApiServerStatus::Off => None,
-                ApiServerStatus::Watching => Some(Step::Done),
+                ApiServerStatus::Watching => Some(StartStep::Done),
                 ApiServerStatus::Connecting { last_error } => {
-                    Some(Step::Waiting(last_error.clone().unwrap_or_else(|| "connecting".into())))
+                    Some(StartStep::Waiting(last_error.clone().unwrap_or_else(|| "connecting".into())))
                 }
             };
         }
@@ -85,13 +85,13 @@ pub(super) async fn run_heartbeat(counters: Arc<Counters>) {
     }
 }
 
-fn registration_step(state: &berth_kubelet::Registration) -> Step {
+fn registration_step(state: &berth_kubelet::Registration) -> StartStep {
     use berth_kubelet::Registration::{Contested, Registered, Registering, Waiting};
     let reason = match state {
-        Registered => return Step::Done,
+        Registered => return StartStep::Done,
         Waiting { obstacle } => obstacle,
         Registering { cause } => cause.as_deref().unwrap_or("registering"),
         Contested { evidence } => evidence,
     };
-    Step::Waiting(reason.into())
+    StartStep::Waiting(reason.into())
 }

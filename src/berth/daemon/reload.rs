@@ -9,7 +9,7 @@ use super::{Base, Running};
 use berth_api::{ConfigurationError, ConfigurationState, SettingEffect, SettingProblem, rfc3339};
 use berth_checks::{policy_settings, test_stack};
 use berth_config::{
-    BadSetting, Config, ConfigError, Effect, Origin, Reloaded, SettingChange, Versions, new_stack,
+    BadSetting, Config, ConfigError, Effect, Files, Reloaded, SettingChange, Versions, new_stack,
 };
 use berth_core::keeper::{CommandError, Snapshot};
 use berth_core::{ActivateError, FileStack, Reconfiguration, next_beat};
@@ -65,13 +65,13 @@ impl Running {
     /// Reads the configuration again at each change of its file and at each SIGHUP, also one that came since `hangup`
     /// was created. Never returns.
     pub(super) async fn follow_configuration(&mut self, mut hangup: Signal) -> Infallible {
-        let Some(origin) = self.base.config.loaded.origin.clone() else {
+        let Some(files) = self.base.config.loaded.files.clone() else {
             loop {
                 hangup.recv().await;
                 tracing::info!("SIGHUP: there is no configuration file to read again (--config)");
             }
         };
-        let mut seen = origin.versions().clone();
+        let mut seen = files.versions().clone();
         // The errors of the last attempt, if the file was refused.
         let mut last_refusal: Option<String> = None;
         let mut events = FolderEvents::new()
@@ -81,8 +81,8 @@ impl Running {
             .ok();
         loop {
             let retry_at = last_refusal.as_ref().map(|_| Instant::now() + RETRY_INTERVAL);
-            let trigger = wait(&origin, &mut seen, &mut hangup, retry_at, &mut events).await;
-            let file = origin.file().display();
+            let trigger = wait(&files, &mut seen, &mut hangup, retry_at, &mut events).await;
+            let file = files.file().display();
             match self.reload().await {
                 Ok(changes) => {
                     if trigger != Trigger::Retry || !changes.is_empty() || last_refusal.is_some() {
@@ -252,8 +252,8 @@ impl Running {
     }
 
     fn log_changes(&self, changes: &[SettingChange]) {
-        let Some(origin) = &self.base.config.loaded.origin else { return };
-        let file = origin.file().display();
+        let Some(files) = &self.base.config.loaded.files else { return };
+        let file = files.file().display();
         let listed = |effect: Effect| {
             let lines = changes.iter().filter(|change| change.effect == effect).map(ToString::to_string);
             let lines: Vec<String> = lines.collect();
@@ -290,7 +290,7 @@ impl Base {
     /// Shows the loaded configuration in the API: the changes of the last reload that changed a setting, and the
     /// settings that need a restart.
     pub(super) fn show_loaded(&self, changes: &[SettingChange]) {
-        let Some(origin) = &self.config.loaded.origin else { return };
+        let Some(files) = &self.config.loaded.files else { return };
         let loaded_at = rfc3339(self.kernel().now().wall_ms);
         let listed = |waits: bool| {
             let is_listed = move |change: &&SettingChange| (change.effect == Effect::AfterRestart) == waits;
@@ -300,7 +300,7 @@ impl Base {
             let before = facts.configuration.take().map(|before| before.changed).unwrap_or_default();
             let changed = listed(false);
             facts.configuration = Some(ConfigurationState {
-                file: origin.file().display().to_string(),
+                file: files.file().display().to_string(),
                 loaded_at,
                 changed: if changed.is_empty() { before } else { changed },
                 needs_restart: listed(true),
@@ -312,7 +312,7 @@ impl Base {
 
 /// Waits until the files are to be read. `seen`: their versions when they were read last.
 async fn wait(
-    origin: &Origin,
+    files: &Files,
     seen: &mut Versions,
     hangup: &mut Signal,
     retry_at: Option<Instant>,
@@ -321,12 +321,12 @@ async fn wait(
     let mut last = seen.clone();
     loop {
         if let Some(events) = events {
-            let folders = origin.folders();
+            let folders = files.folders();
             if let Err(error) = events.watch(folders.iter().map(PathBuf::as_path)) {
                 tracing::debug!(%error, "a folder of the configuration cannot be watched");
             }
         }
-        let present = origin.present_versions();
+        let present = files.present_versions();
         let is_changed = present != *seen;
         if is_changed && present == last {
             *seen = present;
@@ -345,7 +345,7 @@ async fn wait(
         };
         tokio::select! {
             _ = hangup.recv() => {
-                *seen = origin.present_versions();
+                *seen = files.present_versions();
                 return Trigger::Signal;
             }
             () = changed => {}
@@ -356,10 +356,10 @@ async fn wait(
 
 /// Reads the files and checks what a start would check, except calls of policies.
 fn check(running: &Config, node: &Arc<Ledger>) -> Result<Checked, Problems> {
-    let Some(origin) = &running.loaded.origin else {
+    let Some(files) = &running.loaded.files else {
         return Err(file_error("there is no configuration file"));
     };
-    let (new, mut problems) = Config::read_again(origin).map_err(|error| match error {
+    let (new, mut problems) = Config::read_again(files).map_err(|error| match error {
         ConfigError::Wrong { problems, .. } => problems,
         error => file_error(format!("{:#}", anyhow::Error::new(error))),
     })?;

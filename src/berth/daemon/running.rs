@@ -14,12 +14,12 @@ pub struct Running {
 
 /// What only a daemon that is up has. Dropping it stops it without waiting.
 pub(super) struct Parts {
-    pub(super) admin: berth_http::Running,
+    pub(super) admin: berth_http::RunningServer,
     pub(super) gpus: GpuWatch,
     /// Sends settings to the task that decides how GPUs are passed to containers.
     pub(super) strategy: StrategySettings,
-    pub(super) cluster: berth_cluster::Running,
-    pub(super) kubelet: berth_kubelet::Running,
+    pub(super) cluster: berth_cluster::ClusterTasks,
+    pub(super) kubelet: berth_kubelet::RunningPlugins,
 }
 
 impl Running {

@@ -7,7 +7,7 @@ use super::running::Parts;
 use super::setup::{create_state_dir, open_journal};
 use super::{Base, Options, Running, access};
 use anyhow::Context;
-use berth_admin::Step;
+use berth_admin::StartStep;
 use berth_checks::policy_settings;
 use berth_cluster::{ApiServer, LabelChannels};
 use berth_config::{Config, new_stack};
@@ -48,7 +48,7 @@ pub struct Starting {
     /// The search for GPUs, one task.
     gpu_search: JoinSet<FoundGpus>,
     /// It collects transitions, and connects to the API server later.
-    cluster: berth_cluster::Running,
+    cluster: berth_cluster::ClusterTasks,
     /// The ledger as the last process stored it.
     stored: Snapshot,
 }
@@ -57,14 +57,14 @@ impl Starting {
     /// Opens the parts that must work at once: state folder, store, policies, the admin API's port.
     ///
     /// # Errors
-    /// If one of them fails.
+    /// If one of them fails. What was opened is closed then.
     pub async fn open(config: Config, options: Options) -> anyhow::Result<Self> {
         create_state_dir(&config)?;
         let configuration = Configuration::new(&config);
         let progress = Arc::new(Progress::new(&config));
-        let mut admin = berth_admin::Server::bind(access::settings(&config))?;
-        if let Some(check) = access::eviction_check(&config) {
-            admin = admin.with_eviction_check(check);
+        let mut admin = berth_admin::AdminServer::bind(access::settings(&config))?;
+        if let Some(dry_run) = access::eviction_dry_run(&config) {
+            admin = admin.with_eviction_dry_run(dry_run);
         }
         // GPUs, store and policies are opened side by side.
         let mut gpu_search = JoinSet::new();
@@ -104,9 +104,12 @@ impl Starting {
         base.show_loaded(&[]);
         base.tasks.spawn(progress::run_heartbeat(Arc::clone(base.kernel().counters())));
         let cluster = base.start_cluster(published);
-        base.load_policies().await?;
-        base.resolve_file_stack()?;
-        Ok(Self { base, api, gpu_search, cluster, stored })
+        let mut starting = Self { base, api, gpu_search, cluster, stored };
+        if let Err(error) = starting.base.load_policies().await {
+            Box::pin(starting.stop()).await;
+            return Err(error);
+        }
+        Ok(starting)
     }
 
     /// The handle of the kernel.
@@ -181,11 +184,12 @@ impl Starting {
 struct Registered {
     gpus: GpuWatch,
     strategy: StrategySettings,
-    kubelet: berth_kubelet::Running,
+    kubelet: berth_kubelet::RunningPlugins,
 }
 
 impl Base {
-    /// Makes the policies callable. Those of the active stack that are not yet are tried again by a task.
+    /// Makes the policies callable, and resolves the versions of the file's stack. Those of the active stack that are
+    /// not callable yet are tried again by a task.
     async fn load_policies(&mut self) -> anyhow::Result<()> {
         let loader = PolicyLoader::new(self.policies().clone(), self.config.rules.trusted_keys.clone());
         if let Some(cause) = loader.load_all().await? {
@@ -193,14 +197,14 @@ impl Base {
             let report = move |reason| progress.update(|facts| facts.uncallable = reason);
             self.tasks.spawn(loader.retry_until_callable(report, cause, self.options.stack_retry_interval));
         }
-        Ok(())
+        self.resolve_file_stack()
     }
 
     async fn start_parts(
         &mut self,
         api: StartingApi,
         gpu_search: JoinSet<FoundGpus>,
-        cluster: berth_cluster::Running,
+        cluster: berth_cluster::ClusterTasks,
         stored: &Snapshot,
     ) -> anyhow::Result<Parts> {
         let start_now = Arc::clone(&api.start_now);
@@ -224,7 +228,7 @@ impl Base {
     async fn register(
         &mut self,
         mut gpu_search: JoinSet<FoundGpus>,
-        cluster: &berth_cluster::Running,
+        cluster: &berth_cluster::ClusterTasks,
         stored: &Snapshot,
     ) -> anyhow::Result<Registered> {
         let found = match tokio::time::timeout(GPUS_WAIT_MAX, gpu_search.join_next()).await {
@@ -280,22 +284,22 @@ impl Base {
     ) -> anyhow::Result<InventoryScanner> {
         let (scanner, inventory) = found.context("the search for GPUs was not started")???;
         self.progress.update(|facts| {
-            facts.gpu_source = scanner.gpus().describe();
-            facts.driver_version.clone_from(&inventory.driver_version);
-            facts.cuda_version.clone_from(&inventory.cuda_version);
-            facts.gpus = Step::Done;
+            facts.backend.source = scanner.gpus().describe();
+            facts.backend.driver_version.clone_from(&inventory.driver_version);
+            facts.backend.cuda_version.clone_from(&inventory.cuda_version);
+            facts.gpus = StartStep::Done;
         });
         self.record_inventory(inventory).await?;
         transition_log::log_unchanged(stored, &self.kernel().snapshot());
         Ok(scanner)
     }
 
-    fn start_cluster(&self, batches: Batches) -> berth_cluster::Running {
+    fn start_cluster(&self, batches: Batches) -> berth_cluster::ClusterTasks {
         let (api_server, node) = (self.config.cluster.api_server.clone(), self.config.node.name.clone());
         let mut settings = berth_cluster::Settings::new(api_server, node);
         settings.labels = self.labels.node_task();
         settings.other_writer = self.labels.other_writer();
-        settings.followed = self.configuration.as_ref().map(Configuration::watched_label);
+        settings.watched_label = self.configuration.as_ref().map(Configuration::watched_label);
         let cluster = berth_cluster::start(settings, self.kernel().clone(), batches);
         self.progress.set_cluster_status(cluster.link());
         cluster
@@ -304,7 +308,7 @@ impl Base {
     fn start_labels(&mut self) {
         let progress = Arc::clone(&self.progress);
         let report = move |reason: Option<String>| {
-            progress.update(|facts| facts.labels = Some(reason.map_or(Step::Done, Step::Waiting)));
+            progress.update(|facts| facts.labels = Some(reason.map_or(StartStep::Done, StartStep::Waiting)));
         };
         self.labels.set_sharing(
             self.config.offers.mig_strategy,
@@ -340,7 +344,7 @@ impl Base {
         // another plugin granted meanwhile, without waiting for it.
         let ledger = self.kernel().snapshot();
         let is_required = ledger.live.is_empty() && ledger.ended.is_empty();
-        let finish = || self.progress.update(|facts| facts.adoption = Step::Done);
+        let finish = || self.progress.update(|facts| facts.adoption = StartStep::Done);
         if self.config.kubelet.skip_adoption {
             tracing::warn!("the devices of running pods are not adopted (--skip-adoption)");
             return finish();
@@ -360,7 +364,7 @@ impl Base {
                 }
                 Err(error) => {
                     let message = format!("{error:#}");
-                    self.progress.update(|facts| facts.adoption = Step::Waiting(message.clone()));
+                    self.progress.update(|facts| facts.adoption = StartStep::Waiting(message.clone()));
                     retry.wait(&message).await;
                 }
             }
@@ -456,7 +460,7 @@ async fn find_gpus(
                 return Err(error).context("GPUs cannot be read, and failOnInitError is set");
             }
             Ok(Err(error)) => {
-                progress.update(|facts| facts.gpus = Step::Waiting(error.to_string()));
+                progress.update(|facts| facts.gpus = StartStep::Waiting(error.to_string()));
                 let message = format!(
                     "the GPUs cannot be read: {error}; {RETRIED}; `berth node check` shows the details"
                 );

@@ -115,8 +115,7 @@ mod tests {
     use crate::node::line::Level;
     use berth_config::{FileConfig, ServeArgs};
     use berth_kernel::hardware::gpu::Mig;
-    use berth_kernel::ids::names::{GpuId, PartId};
-    use std::collections::BTreeMap;
+    use berth_kernel::ids::names::GpuId;
     use std::os::unix::net::UnixListener;
 
     fn config(yaml: &str) -> Config {
@@ -126,18 +125,10 @@ mod tests {
     /// A GPU outside of MIG mode, and one with an instance.
     fn parts() -> Vec<Part> {
         let part = |id: &str, gpu_index, mig_enabled| Part {
-            gpu: GpuId::parse(id).unwrap(),
-            id: PartId::parse(id).unwrap(),
-            vendor: "nvidia".into(),
             model: "test".into(),
-            gpu_index,
-            minor: None,
             memory_mib: 1000,
-            pci_bus: None,
-            numa_node: None,
             mig_enabled,
-            mig: None,
-            attributes: BTreeMap::new(),
+            ..Part::whole_gpu(GpuId::parse(id).unwrap(), gpu_index)
         };
         let split = part("GPU-1", 1, true);
         let instance = Part {

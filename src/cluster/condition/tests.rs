@@ -6,7 +6,6 @@ use berth_kernel::hardware::health::Health;
 use berth_kernel::ids::names::GpuId;
 use berth_kernel::ids::time::Now;
 use berth_kernel::sharing::part_state::PartState;
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// 2026-01-01T00:00:00Z.
@@ -17,20 +16,7 @@ fn node(gpus: u32) -> Ledger {
     let mut ledger = Ledger::default();
     for index in 0..gpus {
         let id = gpu(index);
-        let part = Part {
-            gpu: id.clone(),
-            id: id.as_part().clone(),
-            vendor: "nvidia".into(),
-            model: String::new(),
-            gpu_index: index,
-            minor: None,
-            memory_mib: 1,
-            pci_bus: None,
-            numa_node: None,
-            mig_enabled: false,
-            mig: None,
-            attributes: BTreeMap::new(),
-        };
+        let part = Part::whole_gpu(id.clone(), index);
         ledger.parts.insert(id.as_part().clone(), Arc::new(PartState::new(part, 0)));
         let now = Now { wall_ms: NEW_YEAR_MS, mono_ms: 0 };
         ledger.gpus.insert(id, Arc::new(GpuState::new(Health::healthy(now))));

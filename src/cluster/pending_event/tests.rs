@@ -15,7 +15,7 @@ use berth_kernel::node::decide::decide;
 use berth_kernel::node::transitions::Transitions;
 use berth_kernel::policy::decider::Decider;
 use berth_kernel::sharing::offer::{Consumes, OfferLine, PartOffer};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 fn gpu() -> GpuId {
@@ -95,20 +95,7 @@ impl Node {
     }
 
     pub(crate) fn scan(&mut self, present: bool) -> Vec<PendingEvent> {
-        let part = Part {
-            gpu: gpu(),
-            id: gpu().as_part().clone(),
-            vendor: "nvidia".into(),
-            model: String::new(),
-            gpu_index: 3,
-            minor: None,
-            memory_mib: 1,
-            pci_bus: None,
-            numa_node: None,
-            mig_enabled: false,
-            mig: None,
-            attributes: BTreeMap::new(),
-        };
+        let part = Part::whole_gpu(gpu(), 3);
         let mut inventory =
             Inventory { parts: present.then_some(part).into_iter().collect(), ..Inventory::default() };
         if let Some(pids) = &self.pids {

@@ -212,9 +212,3 @@ impl Disk {
         self.changed.notify_one();
     }
 }
-
-impl std::fmt::Debug for Disk {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Disk").field("path", &self.path).finish_non_exhaustive()
-    }
-}

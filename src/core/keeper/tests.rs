@@ -83,20 +83,7 @@ fn resource() -> Resource {
 }
 
 fn gpus(count: u32) -> Inventory {
-    let part = |i| Part {
-        gpu: gpu(i),
-        id: gpu(i).as_part().clone(),
-        vendor: "nvidia".into(),
-        model: String::new(),
-        gpu_index: i,
-        minor: None,
-        memory_mib: 1,
-        pci_bus: None,
-        numa_node: None,
-        mig_enabled: false,
-        mig: None,
-        attributes: BTreeMap::new(),
-    };
+    let part = |i| Part::whole_gpu(gpu(i), i);
     Inventory { parts: (0..count).map(part).collect(), ..Inventory::default() }
 }
 

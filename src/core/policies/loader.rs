@@ -5,7 +5,7 @@ use crate::keeper::CommandError;
 use berth_kernel::ids::names::Digest;
 use berth_kernel::node::command::Command;
 use berth_kernel::node::ports::InstallError;
-use berth_kernel::policy::version::{PolicyVersion, Provenance, TrustedKey};
+use berth_kernel::policy::version::{Origin, PolicyVersion, TrustedKey};
 use berth_kernel::policy::version_records::may_activate;
 use std::sync::Arc;
 use std::time::Duration;
@@ -247,7 +247,7 @@ impl PolicyLoader {
             let bytes = self.policies.files().read_all(&version.digest)?;
             signed_by = signatures::signer(&self.keys, &bytes, &signature).map(ToOwned::to_owned);
         }
-        Ok(PolicyVersion { origin: Provenance { signed_by, ..version.origin.clone() }, ..version.clone() })
+        Ok(PolicyVersion { origin: Origin { signed_by, ..version.origin.clone() }, ..version.clone() })
     }
 }
 

@@ -113,7 +113,7 @@ mod tests {
     use super::*;
     use berth_kernel::ids::names::Digest;
     use berth_kernel::policy::stack::{OnFault, Permissions, Stack, StackEntry};
-    use berth_kernel::policy::version::Provenance;
+    use berth_kernel::policy::version::Origin;
 
     /// Versions as (name, first digit of the digest, shipped, since).
     fn node(versions: &[(&str, char, bool, u64)]) -> Ledger {
@@ -130,7 +130,7 @@ mod tests {
                 bytes: 1,
                 shipped: *shipped,
                 since_wall_ms: *since,
-                origin: Provenance::default(),
+                origin: Origin::default(),
             };
             (digest, Arc::new(version))
         };

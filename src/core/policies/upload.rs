@@ -10,7 +10,7 @@ use berth_kernel::node::command::Command;
 use berth_kernel::node::ports::InstallError;
 use berth_kernel::node::refusal::Refusal;
 use berth_kernel::node::revision::Revision;
-use berth_kernel::policy::version::{PolicyVersion, Provenance, Signature};
+use berth_kernel::policy::version::{Origin, PolicyVersion, Signature};
 use berth_observe::spans;
 use std::future::Future;
 use std::sync::Arc;
@@ -109,7 +109,7 @@ impl PolicyService {
         };
         let installed = tokio::task::spawn_blocking(spans::in_current_span(at_low_priority(install))).await;
         let (version, signed_by) = installed.unwrap_or(Err(UploadError::Command(CommandError::Stopping)))?;
-        let origin = Provenance { by, why, signature, signed_by, once_shipped: false };
+        let origin = Origin { by, why, signature, signed_by, once_shipped: false };
         let digest = version.digest.clone();
         let command = Command::RecordUpload(PolicyVersion { origin, ..version });
         match self.kernel.execute(command).await {

@@ -70,20 +70,8 @@ fn resource(name: &str) -> Resource {
 
 fn node() -> Ledger {
     let changes = (0..2).map(|i| {
-        Change::PartFound(Part {
-            gpu: GpuId::of_whole(&gpu(i)),
-            id: gpu(i),
-            vendor: "nvidia".into(),
-            model: String::new(),
-            gpu_index: u32::try_from(i).unwrap(),
-            minor: None,
-            memory_mib: 1000,
-            pci_bus: None,
-            numa_node: None,
-            mig_enabled: false,
-            mig: None,
-            attributes: BTreeMap::new(),
-        })
+        let gpu = Part::whole_gpu(GpuId::of_whole(&gpu(i)), u32::try_from(i).unwrap());
+        Change::PartFound(Part { memory_mib: 1000, ..gpu })
     });
     let mut ledger = Ledger::default();
     ledger.apply(&Entry { at: Now::default(), changes: changes.collect() });

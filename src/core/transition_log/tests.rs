@@ -59,20 +59,7 @@ impl Node {
     }
 
     fn scan_with(&mut self, present: bool, error: Option<&str>) {
-        let part = Part {
-            gpu: gpu(),
-            id: gpu().as_part().clone(),
-            vendor: "nvidia".into(),
-            model: String::new(),
-            gpu_index: 3,
-            minor: None,
-            memory_mib: 1,
-            pci_bus: None,
-            numa_node: None,
-            mig_enabled: false,
-            mig: None,
-            attributes: BTreeMap::new(),
-        };
+        let part = Part::whole_gpu(gpu(), 3);
         let mut inventory =
             Inventory { parts: present.then_some(part).into_iter().collect(), ..Inventory::default() };
         inventory.scan_errors.extend(error.map(|error| (gpu(), error.into())));

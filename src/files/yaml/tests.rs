@@ -177,7 +177,7 @@ fn a_missing_key_has_the_position_of_its_innermost_parent() {
 #[test]
 fn an_item_after_one_that_was_left_out_keeps_its_index() {
     let document = Document::parse("list:\n- 7\n- {id: 1}\n- {id: x}\n- {id: 2}\n").unwrap();
-    let Reading { value, problems, left_out } = document.read::<File>(LeftOut::default());
+    let ReadResult { value, problems, left_out } = document.read::<File>(LeftOut::default());
     assert_eq!(value.unwrap().list.iter().map(|item| item.id).collect::<Vec<_>>(), [1, 2]);
     assert_eq!(problems.iter().map(|p| p.key.as_str()).collect::<Vec<_>>(), ["list[0]", "list[2].id"]);
     let second = document.locate("list[1].note".into(), "wrong".into(), &left_out);

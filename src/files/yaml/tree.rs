@@ -67,7 +67,7 @@ pub(super) enum Value {
 
 /// The type of a document's root.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Shape<'n> {
+pub enum RootType<'n> {
     /// The document is empty.
     Nothing,
     /// A list.
@@ -171,12 +171,12 @@ impl Node {
         matches!(self.value, Value::Null) && self.source.as_deref().is_none_or(str::is_empty)
     }
 
-    pub(super) fn shape(&self) -> Shape<'_> {
+    pub(super) fn root_type(&self) -> RootType<'_> {
         match &self.value {
-            Value::Null => Shape::Nothing,
-            Value::List(_) => Shape::List,
-            Value::Text(_) => Shape::Text,
-            Value::Map(entries) => Shape::Map(
+            Value::Null => RootType::Nothing,
+            Value::List(_) => RootType::List,
+            Value::Text(_) => RootType::Text,
+            Value::Map(entries) => RootType::Map(
                 entries
                     .iter()
                     .filter_map(|(key, _)| match &key.value {
@@ -185,7 +185,7 @@ impl Node {
                     })
                     .collect(),
             ),
-            Value::Bool(_) | Value::Unsigned(_) | Value::Signed(_) | Value::Float(_) => Shape::Scalar,
+            Value::Bool(_) | Value::Unsigned(_) | Value::Signed(_) | Value::Float(_) => RootType::Scalar,
         }
     }
 

@@ -1,6 +1,6 @@
 //! The comparison of two specifications by what their containers get.
 
-use super::spec::{ContainerEdits, Hook, Spec};
+use super::spec::{ContainerEdits, OciHook, Spec};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
@@ -148,7 +148,7 @@ fn items(edits: &ContainerEdits) -> BTreeSet<Item> {
 
 /// One item for each link and each folder that a hook handles, since one hook may do what two do; the program's own
 /// name is not compared.
-fn hook_items(hook: &Hook) -> Vec<Item> {
+fn hook_items(hook: &OciHook) -> Vec<Item> {
     let item = |args: String| Item::Hook { when: hook.hook_name.clone(), args };
     let args: Vec<&str> = hook.args.iter().skip(1).map(String::as_str).filter(|arg| *arg != "hook").collect();
     match args.split_first() {
@@ -195,12 +195,12 @@ mod tests {
         }
     }
 
-    fn symlinks(links: &[&str]) -> Hook {
+    fn symlinks(links: &[&str]) -> OciHook {
         let mut args = vec!["nvidia-cdi-hook".to_owned(), "create-symlinks".to_owned()];
         for link in links {
             args.extend(["--link".to_owned(), (*link).to_owned()]);
         }
-        Hook {
+        OciHook {
             hook_name: "createContainer".into(),
             path: "/usr/bin/nvidia-cdi-hook".into(),
             args,

@@ -4,7 +4,7 @@
 
 use super::OWN_KIND;
 use super::driver::{Driver, DriverError, HookProgram, Libraries, links, soname};
-use super::spec::{ContainerEdits, Device, DeviceNode, Hook, Mount, Spec};
+use super::spec::{ContainerEdits, Device, DeviceNode, Mount, OciHook, Spec};
 use berth_kernel::hardware::device_nodes::{HostFolder, OPTIONAL_NODES, REQUIRED_NODES, part_nodes};
 use berth_kernel::hardware::gpu::Part;
 use std::collections::BTreeSet;
@@ -237,7 +237,7 @@ fn group_ids(edits: &ContainerEdits) -> Vec<u32> {
 }
 
 /// The hooks of the NVIDIA Container Toolkit that every container needs, as far as the installed version has them.
-fn hooks(program: &HookProgram, libraries: &Libraries) -> Vec<Hook> {
+fn hooks(program: &HookProgram, libraries: &Libraries) -> Vec<OciHook> {
     let flagged = |flag: &str, values: BTreeSet<String>| -> Vec<String> {
         values.into_iter().flat_map(|value| [flag.to_owned(), value]).collect()
     };
@@ -260,17 +260,17 @@ fn hooks(program: &HookProgram, libraries: &Libraries) -> Vec<Hook> {
 }
 
 /// The hook of a whole GPU: limits of CUDA's use of the machine's memory, where GPU and processor share it.
-fn memory_hook(program: &HookProgram, part: &Part, driver: &Driver) -> Hook {
+fn memory_hook(program: &HookProgram, part: &Part, driver: &Driver) -> OciHook {
     let root = driver.root.host.display().to_string();
     let arguments = vec!["--driver-root".into(), root, "--gpu-id".into(), part.id.to_string()];
     hook(program, "createRuntime", MEMORY_HOOK, arguments)
 }
 
-fn hook(program: &HookProgram, when: &str, subcommand: &str, arguments: Vec<String>) -> Hook {
+fn hook(program: &HookProgram, when: &str, subcommand: &str, arguments: Vec<String>) -> OciHook {
     let name = program.path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     let fixed = (name == "nvidia-ctk").then(|| "hook".to_owned());
     let args = [name].into_iter().chain(fixed).chain([subcommand.to_owned()]).chain(arguments);
-    Hook {
+    OciHook {
         hook_name: when.into(),
         path: program.path.display().to_string(),
         args: args.collect(),

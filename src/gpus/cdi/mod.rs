@@ -14,7 +14,7 @@ pub use compare::{Comparison, compare, missing_host_paths};
 pub use driver::{Driver, DriverError};
 pub use folders::{FileState, NamedDevices, file_state, file_states, named_devices};
 pub use generate::{Generated, fingerprint, generate};
-pub use spec::{ContainerEdits, Device, DeviceNode, Hook, Mount, ReadError, SPEC_BYTES_MAX, Spec};
+pub use spec::{ContainerEdits, Device, DeviceNode, Mount, OciHook, ReadError, SPEC_BYTES_MAX, Spec};
 
 /// The kind of Berth's own specification.
 pub const OWN_KIND: &str = "berth/gpu";

@@ -52,7 +52,7 @@ pub struct ContainerEdits {
     pub mounts: Vec<Mount>,
     /// Programs of the host that the runtime runs.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub hooks: Vec<Hook>,
+    pub hooks: Vec<OciHook>,
     /// Further groups of the container's process.
     #[serde(rename = "additionalGids", skip_serializing_if = "Vec::is_empty")]
     pub additional_gids: Vec<u32>,
@@ -108,7 +108,7 @@ pub struct Mount {
 /// A program of the host that the runtime runs.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Hook {
+pub struct OciHook {
     /// When it runs, such as `createContainer`.
     pub hook_name: String,
     /// The program's path on the host.

@@ -18,7 +18,6 @@ use nvml_wrapper::struct_wrappers::device::DeviceAttributes;
 use nvml_wrapper::structs::device::FieldId;
 use nvml_wrapper::{Device, Nvml};
 use parking_lot::Mutex;
-use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant, SystemTime};
@@ -28,6 +27,8 @@ use std::time::{Duration, Instant, SystemTime};
 pub(super) struct GpuParts {
     pub(super) gpu: Part,
     pub(super) instances: Vec<Part>,
+    /// The GPU's remapped rows; `None` if they were never read.
+    rows: Option<RemappedRows>,
 }
 
 /// The result of one scan of a GPU.
@@ -45,8 +46,6 @@ pub(super) struct GpuScan {
     pub(super) signs: Vec<Reading>,
     /// Why its NVLink fabric is not ready, if so.
     pub(super) fabric_error: Option<String>,
-    /// Its remapped rows; `None` if they were never read.
-    pub(super) rows: Option<RemappedRows>,
     /// The recovery action that the driver requires; `None` if it reports none.
     pub(super) action: Option<u32>,
 }
@@ -79,20 +78,11 @@ impl Identity {
 
     /// The part of a GPU of which nothing else is known; `None` without its UUID.
     pub(super) fn into_part(self, index: u32) -> Option<Part> {
-        let id = self.uuid?;
         Some(Part {
-            gpu: GpuId::of_whole(&id),
-            id,
-            vendor: VENDOR.to_owned(),
             model: self.model.unwrap_or_default(),
-            gpu_index: index,
             minor: self.minor,
-            memory_mib: 0,
             pci_bus: self.pci_bus,
-            numa_node: None,
-            mig_enabled: false,
-            mig: None,
-            attributes: BTreeMap::new(),
+            ..Part::whole_gpu(GpuId::of_whole(&self.uuid?), index)
         })
     }
 }
@@ -105,13 +95,12 @@ fn read_uuid(device: &Device, steps: &Steps) -> Result<PartId, ReadError> {
     PartId::parse(&uuid).map_err(ReadError::Uuid)
 }
 
-/// Scans the GPU with this NVML index. `known`: its parts, if it answered before; `rows`: its rows as last read. The
-/// identity of one that never answered is left in `identity`, whatever fails.
+/// Scans the GPU with this NVML index. `known`: its parts, if it answered before. The identity of one that never
+/// answered is left in `identity`, whatever fails.
 pub(super) fn scan_gpu(
     nvml: &Nvml,
     index: u32,
     known: Option<GpuParts>,
-    rows: Option<RemappedRows>,
     identity: &Mutex<Identity>,
     sysfs: &Path,
     steps: &Steps,
@@ -121,9 +110,11 @@ pub(super) fn scan_gpu(
         Identity::read(&device, identity, steps);
     }
     let id = read_uuid(&device, steps)?;
-    let (mut gpu, known) = match known.filter(|known| known.gpu.id == id) {
-        Some(known) => (known.gpu, known.instances),
-        None => (read_gpu(&device, id, index, sysfs, steps)?, Vec::new()),
+    let GpuParts { mut gpu, instances: known, rows } = match known.filter(|known| known.gpu.id == id) {
+        Some(known) => known,
+        None => {
+            GpuParts { gpu: read_gpu(&device, id, index, sysfs, steps)?, instances: Vec::new(), rows: None }
+        }
     };
     let mig_mode = invoke_optional(steps, "nvmlDeviceGetMigMode", || device.mig_mode())?;
     gpu.mig_enabled = mig_mode.is_some_and(|mode| mode.current == 1);
@@ -162,12 +153,11 @@ pub(super) fn scan_gpu(
         usage: usages,
         processes,
         signs: reported_problems(&gpu.gpu, action, rows, pages),
-        rows,
         action,
         uncorrectable: invoke_optional(steps, "nvmlDeviceGetTotalEccErrors", || {
             device.total_ecc_errors(MemoryError::Uncorrected, EccCounter::Volatile)
         })?,
-        parts: GpuParts { gpu, instances },
+        parts: GpuParts { gpu, instances, rows },
     })
 }
 

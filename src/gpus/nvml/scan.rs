@@ -219,11 +219,10 @@ impl Scanner {
         }
         let options = &session.options;
         let job = |index: u32| {
-            let last = self.gpus.get(&index);
-            let (known, rows) = (last.map(|last| last.parts.clone()), last.and_then(|last| last.rows));
+            let known = self.gpus.get(&index).map(|last| last.parts.clone());
             let (nvml, sysfs) = (Arc::clone(&session.library.nvml), options.sysfs.clone());
             let identity = self.identities.get(&index).map(Arc::clone).unwrap_or_default();
-            move |steps: &Steps| facts::scan_gpu(&nvml, index, known, rows, &identity, &sysfs, steps)
+            move |steps: &Steps| facts::scan_gpu(&nvml, index, known, &identity, &sysfs, steps)
         };
         let start = |index: u32| -> Result<Pending<Result<GpuScan, ReadError>>, CallFailure> {
             let deadline = if session.is_started(index) { options.deadline } else { options.first_contact };

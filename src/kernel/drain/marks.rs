@@ -178,7 +178,7 @@ pub enum AtDeadline {
     Wait,
     /// The remaining pods are deleted, regardless of their disruption budgets.
     Delete,
-    /// It is cancelled; the GPU stays cordoned.
+    /// It is given up; the GPU stays cordoned.
     GiveUp,
 }
 
@@ -347,7 +347,7 @@ impl Marks {
         if next.by_owner.len() > MARKS_MAX || is_too_long { Err(TooManyMarks) } else { Ok(next) }
     }
 
-    /// The marks after the drains of these owners are cancelled: still cordoned.
+    /// The marks after the drains of these owners are stopped: still cordoned.
     pub(crate) fn without_drains(&self, owners: &Owners) -> Self {
         let mut next = self.clone();
         for (_, mark) in next.by_owner.iter_mut().filter(|(owner, _)| owners.contains(owner)) {

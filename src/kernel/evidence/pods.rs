@@ -339,8 +339,8 @@ pub(crate) mod tests {
         Resource::parse("nvidia.com/gpu").unwrap()
     }
 
-    pub(crate) fn pod(uid: &str, stage: Stage, asks: u32) -> Arc<Pod> {
-        Arc::new(Pod {
+    pub(crate) fn pod_without_containers(uid: &str, stage: Stage) -> Pod {
+        Pod {
             uid: uid.into(),
             namespace: "team".into(),
             name: format!("pod-{uid}"),
@@ -350,9 +350,14 @@ pub(crate) mod tests {
             stage,
             deletion_wall_ms: None,
             created_wall_ms: 1_000,
-            containers: vec![PodContainer { name: "main".into(), requests: vec![(resource(), asks)] }],
+            containers: Vec::new(),
             bypass: None,
-        })
+        }
+    }
+
+    pub(crate) fn pod(uid: &str, stage: Stage, asks: u32) -> Arc<Pod> {
+        let containers = vec![PodContainer { name: "main".into(), requests: vec![(resource(), asks)] }];
+        Arc::new(Pod { containers, ..pod_without_containers(uid, stage) })
     }
 
     pub(crate) fn view(pods: &[Arc<Pod>]) -> PodsView {

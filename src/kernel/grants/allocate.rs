@@ -46,7 +46,7 @@ pub fn allocate(
             None
         }
         Err(refusal) => {
-            if let Some(denial) = denial_of(ledger, request, &refusal, attempt) {
+            if let Some(denial) = counted_denial(ledger, request, &refusal, attempt) {
                 let known = ledger.breakers.get(&request.resource);
                 let next = breaker::after_denial(known, &denial, &ledger.rules.timing, now);
                 changes
@@ -60,7 +60,12 @@ pub fn allocate(
 
 /// The denial that counts for the breaker; `None` unless the same request would be refused again, so that a controller
 /// would retry forever.
-fn denial_of(ledger: &Ledger, request: &AdmitRequest, refusal: &Refusal, attempt: Attempt) -> Option<Denial> {
+fn counted_denial(
+    ledger: &Ledger,
+    request: &AdmitRequest,
+    refusal: &Refusal,
+    attempt: Attempt,
+) -> Option<Denial> {
     match refusal {
         Refusal::Denied { policy, .. }
             if ledger.stack.entries.iter().any(|entry| entry.label() == *policy) =>
@@ -77,11 +82,38 @@ fn denial_of(ledger: &Ledger, request: &AdmitRequest, refusal: &Refusal, attempt
         }
         // The built-in rules would deny any pod's request.
         Refusal::Denied { .. } | Refusal::Faulted { .. } => Some(Denial::OfAnyone),
-        // The free devices of a GPU that grants nothing new are withdrawn without a breaker.
-        Refusal::Held { .. } | Refusal::DoesNotFit { .. } if matches!(attempt, Attempt::Last { .. }) => {
-            Some(Denial::OfAnyone)
+        Refusal::Held { .. } | Refusal::DoesNotFit { .. } => {
+            matches!(attempt, Attempt::Last { .. }).then_some(Denial::OfAnyone)
         }
-        _ => None,
+        // The free devices of a GPU that grants nothing new are withdrawn without a breaker.
+        Refusal::UnknownDevice { .. }
+        | Refusal::NotOffered { .. }
+        | Refusal::Cordoned { .. }
+        | Refusal::Unhealthy { .. }
+        | Refusal::Vanished { .. }
+        | Refusal::NoDeviceStrategy { .. }
+        | Refusal::NoCdiName { .. }
+        | Refusal::Moved
+        | Refusal::LedgerFull { .. }
+        | Refusal::TooManyMarks { .. }
+        | Refusal::UnknownGpu { .. }
+        | Refusal::NoAnswer { .. }
+        | Refusal::StillThere { .. }
+        | Refusal::StillHeld { .. }
+        | Refusal::TooSoon { .. }
+        | Refusal::UnknownAllocation { .. }
+        | Refusal::AlreadyEnded { .. }
+        | Refusal::StillRunning { .. }
+        | Refusal::StackChanged { .. }
+        | Refusal::MarksChanged { .. }
+        | Refusal::PolicyChanged { .. }
+        | Refusal::PolicyInUse { .. }
+        | Refusal::PolicyShadows { .. }
+        | Refusal::UnknownPolicy { .. }
+        | Refusal::PolicyShipped { .. }
+        | Refusal::Untrusted { .. }
+        | Refusal::TooManyVersions { .. }
+        | Refusal::BadOffer { .. } => None,
     }
 }
 

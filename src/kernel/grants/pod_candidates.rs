@@ -166,7 +166,7 @@ mod tests {
     #[test]
     fn a_policy_may_have_rules_about_pods_unless_it_is_shipped_without_them() {
         use crate::ids::names::Digest;
-        use crate::policy::version::Provenance;
+        use crate::policy::version::Origin;
         let digest = Digest::parse(&"a".repeat(64)).unwrap();
         let version = |name: &str, hooks: &[Hook], shipped, once_shipped| PolicyVersion {
             name: name.into(),
@@ -179,7 +179,7 @@ mod tests {
             bytes: 0,
             shipped,
             since_wall_ms: 0,
-            origin: Provenance { once_shipped, ..Provenance::default() },
+            origin: Origin { once_shipped, ..Origin::default() },
         };
         let both = [Hook::Place, Hook::Admit];
         for (version, may) in [

@@ -77,24 +77,15 @@ mod tests {
     use super::*;
     use crate::hardware::gpu::Mig;
     use crate::ids::names::{GpuId, PartId};
-    use std::collections::BTreeMap;
 
     #[test]
     fn a_mig_instance_has_the_node_of_its_gpu_and_two_capabilities() {
         let table = "config 1\nmonitor 2\ngpu3/gi7/access 12\ngpu3/gi7/ci0/access 13\ngpu3/gi8/access 21\n";
         let instance = Part {
             id: PartId::parse("MIG-1").unwrap(),
-            gpu: GpuId::parse("GPU-1").unwrap(),
-            vendor: "nvidia".into(),
-            model: "test".into(),
-            gpu_index: 0,
             minor: Some(3),
-            memory_mib: 1000,
-            pci_bus: None,
-            numa_node: None,
-            mig_enabled: false,
             mig: Some(Mig { profile: "1g.10gb".into(), gpu_instance: 7, compute_instance: 0 }),
-            attributes: BTreeMap::new(),
+            ..Part::whole_gpu(GpuId::parse("GPU-1").unwrap(), 0)
         };
         let nodes = part_nodes(&instance, table);
         let caps = ["dev/nvidia-caps/nvidia-cap12", "dev/nvidia-caps/nvidia-cap13"];

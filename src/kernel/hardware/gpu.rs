@@ -42,6 +42,25 @@ pub struct Part {
 }
 
 impl Part {
+    /// A GPU of which nothing else is known.
+    #[must_use]
+    pub fn whole_gpu(gpu: GpuId, gpu_index: u32) -> Self {
+        Self {
+            id: gpu.as_part().clone(),
+            gpu,
+            vendor: "nvidia".to_owned(),
+            model: String::new(),
+            gpu_index,
+            minor: None,
+            memory_mib: 0,
+            pci_bus: None,
+            numa_node: None,
+            mig_enabled: false,
+            mig: None,
+            attributes: BTreeMap::new(),
+        }
+    }
+
     /// The index of a MIG instance on its GPU, if the backend has it: the `M` of `G:M` in the device names of
     /// NVIDIA's container runtime.
     #[must_use]

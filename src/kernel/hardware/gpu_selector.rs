@@ -99,22 +99,12 @@ impl Inventory {
 mod tests {
     use super::*;
     use crate::ids::names::GpuId;
-    use std::collections::BTreeMap;
 
     fn gpu() -> Part {
         Part {
-            id: PartId::parse("GPU-8a56a4bc-e184-a047-2620-be19fdf913d5").unwrap(),
-            gpu: GpuId::parse("GPU-8a56a4bc-e184-a047-2620-be19fdf913d5").unwrap(),
-            vendor: "nvidia".into(),
             model: "NVIDIA T400 4GB".into(),
-            gpu_index: 3,
-            minor: None,
-            memory_mib: 4096,
             pci_bus: PciBusId::parse("0000:1b:00.0").ok(),
-            numa_node: None,
-            mig_enabled: false,
-            mig: None,
-            attributes: BTreeMap::new(),
+            ..Part::whole_gpu(GpuId::parse("GPU-8a56a4bc-e184-a047-2620-be19fdf913d5").unwrap(), 3)
         }
     }
 

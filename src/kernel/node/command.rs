@@ -63,11 +63,11 @@ pub enum Command {
         /// How to drain it.
         order: Order,
     },
-    /// An operator cancels a drain; the GPU stays cordoned. Legal in any state.
+    /// An operator stops a drain; the GPU stays cordoned. Legal in any state.
     StopDrain {
         /// The GPU.
         gpu: GpuId,
-        /// The owners whose drains are cancelled.
+        /// The owners whose drains are stopped.
         owners: Owners,
     },
     /// The outcome of an eviction request. Discarded if the pod no longer needs to be evicted.

@@ -151,11 +151,16 @@ fn allocations_that_ended_without_a_readable_checkpoint_are_not_adopted_again() 
         world.step(&Op::Reconcile { list: true, checkpoint: false, fresh: false });
     }
     assert!(world.ledger.live.is_empty(), "{:?}", world.ledger.live);
-    for _ in 0..2 * KEPT {
+    nothing_is_adopted_after_pruning(&mut world, KEPT);
+}
+
+/// Prunes a history that keeps `kept` allocations, and crashes.
+fn nothing_is_adopted_after_pruning(world: &mut World, kept: usize) {
+    for _ in 0..2 * kept {
         world.allocate(&resource(0), vec![DeviceId::whole(gpu(2).as_part())]).unwrap();
         world.step(&Op::End { which: 0 });
     }
-    assert_eq!(world.ledger.ended.len(), KEPT);
+    assert_eq!(world.ledger.ended.len(), kept);
     world.step(&Op::Crash { foreign: None });
     assert!(world.ledger.live.is_empty(), "{:?}", world.ledger.live);
 }
@@ -181,13 +186,7 @@ fn allocations_that_an_operator_ended_are_not_adopted_again_after_pruning() {
         assert_eq!(world.ledger.live.len(), 1, "adopted");
         world.step(&Op::Crash { foreign: None });
         world.step(&Op::End { which: 0 });
-        for _ in 0..2 * KEPT {
-            world.allocate(&resource(0), vec![DeviceId::whole(gpu(2).as_part())]).unwrap();
-            world.step(&Op::End { which: 0 });
-        }
-        assert_eq!(world.ledger.ended.len(), KEPT);
-        world.step(&Op::Crash { foreign: None });
-        assert!(world.ledger.live.is_empty(), "{:?}", world.ledger.live);
+        nothing_is_adopted_after_pruning(&mut world, KEPT);
     }
 }
 

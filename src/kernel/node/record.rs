@@ -406,20 +406,7 @@ mod tests {
     #[test]
     fn a_gpu_that_always_worked_keeps_since_when_over_a_restart() {
         let start = Now { wall_ms: 1_000, mono_ms: 5 };
-        let part = Part {
-            id: PartId::parse("GPU-0").unwrap(),
-            gpu: GpuId::parse("GPU-0").unwrap(),
-            vendor: "nvidia".into(),
-            model: String::new(),
-            gpu_index: 0,
-            minor: None,
-            memory_mib: 100,
-            pci_bus: None,
-            numa_node: None,
-            mig_enabled: false,
-            mig: None,
-            attributes: BTreeMap::new(),
-        };
+        let part = Part::whole_gpu(GpuId::parse("GPU-0").unwrap(), 0);
         let mut ledger = Ledger::default();
         ledger.apply(&Entry { at: start, changes: vec![Change::PartFound(part)] });
         let restored = restore(records(&ledger), Now { wall_ms: 900_000, mono_ms: 7 });

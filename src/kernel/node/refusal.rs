@@ -84,16 +84,40 @@ impl Refusal {
     /// granted to new pods, may be an init container of the requesting pod.
     #[must_use]
     pub fn reconcile_may_resolve(&self) -> bool {
-        matches!(
-            self,
+        match self {
             Self::Held { .. }
-                | Self::NotOffered { .. }
-                | Self::DoesNotFit { .. }
-                | Self::Cordoned { .. }
-                | Self::Unhealthy { .. }
-                | Self::Vanished { .. }
-                | Self::NoCdiName { .. }
-        )
+            | Self::NotOffered { .. }
+            | Self::DoesNotFit { .. }
+            | Self::Cordoned { .. }
+            | Self::Unhealthy { .. }
+            | Self::Vanished { .. }
+            | Self::NoCdiName { .. } => true,
+            Self::UnknownDevice { .. }
+            | Self::NoDeviceStrategy { .. }
+            | Self::Denied { .. }
+            | Self::Faulted { .. }
+            | Self::Moved
+            | Self::LedgerFull { .. }
+            | Self::TooManyMarks { .. }
+            | Self::UnknownGpu { .. }
+            | Self::NoAnswer { .. }
+            | Self::StillThere { .. }
+            | Self::StillHeld { .. }
+            | Self::TooSoon { .. }
+            | Self::UnknownAllocation { .. }
+            | Self::AlreadyEnded { .. }
+            | Self::StillRunning { .. }
+            | Self::StackChanged { .. }
+            | Self::MarksChanged { .. }
+            | Self::PolicyChanged { .. }
+            | Self::PolicyInUse { .. }
+            | Self::PolicyShadows { .. }
+            | Self::UnknownPolicy { .. }
+            | Self::PolicyShipped { .. }
+            | Self::Untrusted { .. }
+            | Self::TooManyVersions { .. }
+            | Self::BadOffer { .. } => false,
+        }
     }
 
     /// Its keyword in the API and in metrics.

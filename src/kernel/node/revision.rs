@@ -69,7 +69,7 @@ mod tests {
     use crate::node::command::{Activation, Command, NewStack};
     use crate::node::test_node::{Node, gpu_id};
     use crate::policy::stack::{OnFault, Permissions, StackEntry};
-    use crate::policy::version::{Provenance, Signature, test_version};
+    use crate::policy::version::{Origin, Signature, test_version};
 
     fn digest() -> Digest {
         test_version('a').digest
@@ -80,7 +80,7 @@ mod tests {
     }
 
     fn version(signature: u8) -> PolicyVersion {
-        let origin = Provenance { signature: Some(Signature([signature; 64])), ..Provenance::default() };
+        let origin = Origin { signature: Some(Signature([signature; 64])), ..Origin::default() };
         PolicyVersion { origin, ..test_version('a') }
     }
 

@@ -12,7 +12,6 @@ use berth_kernel::node::decide::decide;
 use berth_kernel::node::ledger::Ledger;
 use berth_kernel::node::refusal::Refusal;
 use berth_kernel::sharing::part_state::{Device, PartState};
-use std::collections::BTreeMap;
 
 pub(crate) fn part(name: &str) -> PartId {
     PartId::parse(name).unwrap()
@@ -29,17 +28,10 @@ pub(crate) fn shared() -> Resource {
 fn facts(id: &str, parent: Option<&str>, mig_enabled: bool, memory_mib: u64) -> Part {
     Part {
         id: part(id),
-        gpu: gpu_id(parent.unwrap_or(id)),
-        vendor: "nvidia".into(),
-        model: String::new(),
-        gpu_index: 0,
-        minor: None,
         memory_mib,
-        pci_bus: None,
-        numa_node: None,
         mig_enabled,
         mig: parent.map(|_| Mig { profile: "1g.10gb".into(), gpu_instance: 1, compute_instance: 0 }),
-        attributes: BTreeMap::new(),
+        ..Part::whole_gpu(gpu_id(parent.unwrap_or(id)), 0)
     }
 }
 

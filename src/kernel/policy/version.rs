@@ -1,6 +1,6 @@
 //! A policy version on this node, and where it comes from.
 //!
-//! The kernel does not verify signatures: `core` does at every start and sets [`Provenance::signed_by`].
+//! The kernel does not verify signatures: `core` does at every start and sets [`Origin::signed_by`].
 
 use crate::ids::names::Digest;
 use crate::policy::hooks::Hook;
@@ -30,7 +30,7 @@ pub struct PolicyVersion {
     /// When it was added, milliseconds since 1970.
     pub since_wall_ms: u64,
     /// Its upload and signature.
-    pub origin: Provenance,
+    pub origin: Origin,
 }
 
 impl PolicyVersion {
@@ -56,7 +56,7 @@ pub struct Signature(pub [u8; 64]);
 
 /// Who uploaded a policy version, and who signed it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Provenance {
+pub struct Origin {
     /// The uploader as given by the upload; may be empty.
     pub by: String,
     /// The uploader's reason; may be empty.
@@ -84,6 +84,6 @@ pub(crate) fn test_version(letter: char) -> PolicyVersion {
         bytes: 1,
         shipped: false,
         since_wall_ms: 0,
-        origin: Provenance::default(),
+        origin: Origin::default(),
     }
 }

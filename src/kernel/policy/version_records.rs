@@ -7,7 +7,7 @@ use crate::node::ledger::Ledger;
 use crate::node::refusal::Refusal;
 use crate::policy::hooks::VERSIONS_MAX;
 use crate::policy::stack::StackEntry;
-use crate::policy::version::{PolicyVersion, Provenance, TrustedKey};
+use crate::policy::version::{Origin, PolicyVersion, TrustedKey};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -67,7 +67,7 @@ pub(crate) fn record_shipped(ledger: &Ledger, shipped: &[PolicyVersion]) -> Vec<
     }
     let present: BTreeSet<&Digest> = shipped.iter().map(|version| &version.digest).collect();
     for old in ledger.policies.values().filter(|old| old.shipped && !present.contains(&old.digest)) {
-        let origin = Provenance { once_shipped: true, ..old.origin.clone() };
+        let origin = Origin { once_shipped: true, ..old.origin.clone() };
         changes.extend(update(old, PolicyVersion { shipped: false, origin, ..PolicyVersion::clone(old) }));
     }
     changes
@@ -120,14 +120,14 @@ mod tests {
     use crate::policy::version::{Signature, test_version};
 
     fn version(letter: char) -> PolicyVersion {
-        let origin = Provenance { by: "ann".into(), ..Provenance::default() };
+        let origin = Origin { by: "ann".into(), ..Origin::default() };
         PolicyVersion { since_wall_ms: 1, origin, ..test_version(letter) }
     }
 
     /// A version with a signature of this content, which this key made.
     fn signed(content: u8, by: Option<&str>) -> PolicyVersion {
         let signature = Some(Signature([content; 64]));
-        let origin = Provenance { signature, signed_by: by.map(Into::into), ..version('a').origin };
+        let origin = Origin { signature, signed_by: by.map(Into::into), ..version('a').origin };
         PolicyVersion { origin, ..version('a') }
     }
 
@@ -150,7 +150,7 @@ mod tests {
         assert_eq!(upload(&mut node, version('a')), Ok(vec![Change::PolicyAdded(version('a'))]));
         let second = PolicyVersion {
             since_wall_ms: 9,
-            origin: Provenance { by: "bob".into(), ..Provenance::default() },
+            origin: Origin { by: "bob".into(), ..Origin::default() },
             ..version('a')
         };
         assert_eq!(upload(&mut node, second), Ok(Vec::new()), "the first record stays");
@@ -195,8 +195,7 @@ mod tests {
     #[test]
     fn a_start_records_the_versions_of_its_release_and_keeps_those_of_others_as_uploaded_ones() {
         let mut node = Node::new();
-        let shipped =
-            |letter| PolicyVersion { shipped: true, origin: Provenance::default(), ..version(letter) };
+        let shipped = |letter| PolicyVersion { shipped: true, origin: Origin::default(), ..version(letter) };
         upload(&mut node, version('b')).unwrap();
         let command = Command::RecordShipped(vec![shipped('a'), shipped('b')]);
         let of_b = PolicyVersion { shipped: true, ..version('b') };
@@ -229,26 +228,23 @@ mod tests {
         assert_eq!(recorded, Ok(vec![Change::PolicyAdded(shipped)]));
     }
 
-    fn of_provenance(shipped: bool, origin: Provenance) -> PolicyVersion {
+    fn of_origin(shipped: bool, origin: Origin) -> PolicyVersion {
         PolicyVersion { shipped, origin, ..test_version('a') }
     }
 
     #[test]
     fn with_keys_only_signed_or_built_in_versions_may_be_activated() {
         let keys = [TrustedKey { name: "release".into(), key: [1; 32] }];
-        let signed = |by: &str| Provenance { signed_by: Some(by.into()), ..Provenance::default() };
-        let unsigned = of_provenance(false, Provenance::default());
+        let signed = |by: &str| Origin { signed_by: Some(by.into()), ..Origin::default() };
+        let unsigned = of_origin(false, Origin::default());
         assert!(may_activate(&unsigned, &[]) && !may_activate(&unsigned, &keys));
-        assert!(may_activate(&of_provenance(false, signed("release")), &keys));
-        assert!(
-            !may_activate(&of_provenance(false, signed("gone")), &keys),
-            "the key is no longer configured"
-        );
-        assert!(may_activate(&of_provenance(true, Provenance::default()), &keys));
-        let older = Provenance { once_shipped: true, ..Provenance::default() };
-        assert!(may_activate(&of_provenance(false, older), &keys));
+        assert!(may_activate(&of_origin(false, signed("release")), &keys));
+        assert!(!may_activate(&of_origin(false, signed("gone")), &keys), "the key is no longer configured");
+        assert!(may_activate(&of_origin(true, Origin::default()), &keys));
+        let older = Origin { once_shipped: true, ..Origin::default() };
+        assert!(may_activate(&of_origin(false, older), &keys));
         // A signature that is not verified does not count.
-        let unchecked = Provenance { signature: Some(Signature([0; 64])), ..Provenance::default() };
-        assert!(!may_activate(&of_provenance(false, unchecked), &keys));
+        let unchecked = Origin { signature: Some(Signature([0; 64])), ..Origin::default() };
+        assert!(!may_activate(&of_origin(false, unchecked), &keys));
     }
 }

@@ -4,10 +4,10 @@ use tokio::io::AsyncReadExt;
 
 const HOUR: Duration = Duration::from_secs(3600);
 
-fn connections(silent_max: Duration, min_age: Duration) -> Arc<Connections> {
+fn connections(idle_max: Duration, min_age: Duration) -> Arc<Connections> {
     let own = rustix::process::geteuid().as_raw();
-    let timeouts = Timeouts { idle_max: silent_max, min_age, ..Timeouts::default() };
-    Connections::new("test.sock".into(), [own, own], &timeouts)
+    let timeouts = ConnectionTimeouts { idle_max, min_age, ..ConnectionTimeouts::default() };
+    Connections::new("test.sock".into(), [own, own], timeouts)
 }
 
 /// Both ends of an admitted connection.
@@ -34,7 +34,7 @@ fn is_closed(served: &ServedConnection) -> bool {
 async fn only_the_allowed_users_are_served() {
     let (server, mut client) = UnixStream::pair().unwrap();
     let other = rustix::process::geteuid().as_raw() + 1;
-    let connections = Connections::new("test.sock".into(), [other, other], &Timeouts::default());
+    let connections = Connections::new("test.sock".into(), [other, other], ConnectionTimeouts::default());
     assert!(connections.admit(server).await.is_none());
     assert_eq!(client.read(&mut [0]).await.unwrap(), 0, "the connection is closed");
 }
@@ -114,23 +114,15 @@ fn streams_in_all_slots_are_closed_for_new_connections_up_to_the_idle_limit() {
 
 #[tokio::test]
 async fn a_connection_without_a_call_is_closed_and_one_with_a_call_is_not() {
-    let silent_max = Duration::from_millis(20);
-    let connections = connections(silent_max, HOUR);
+    let idle_max = Duration::from_millis(20);
+    let connections = connections(idle_max, HOUR);
     let (mut idle, _idle_client) = admit(&connections).await;
     let (mut busy, _busy_client) = admit(&connections).await;
     let running_call = call(&busy);
     let error = idle.read(&mut [0]).await.unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::ConnectionAborted);
-    assert!(timeout(5 * silent_max, busy.read(&mut [0])).await.is_err(), "its call is running");
+    assert!(timeout(5 * idle_max, busy.read(&mut [0])).await.is_err(), "its call is running");
     drop(running_call);
     let error = busy.read(&mut [0]).await.unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::ConnectionAborted);
-}
-
-#[test]
-fn a_warning_counts_the_events_since_the_last_one() {
-    let mut limit = WarnLimit::default();
-    assert_eq!((limit.count(), limit.count(), limit.count()), (Some(1), None, None));
-    limit.last = None;
-    assert_eq!(limit.count(), Some(3));
 }

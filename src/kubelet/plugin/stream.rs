@@ -1,6 +1,6 @@
 //! The kubelet's stream after a registration: waits for its start and handles its end.
 
-use super::{Plugin, Registration, SOCKET_PREFIX, WaitOutcome};
+use super::{Plugin, Registration, WaitOutcome};
 use crate::folder::FileId;
 use crate::rival::Search;
 use crate::socket::Socket;
@@ -40,20 +40,20 @@ impl Plugin {
     /// connection. A replaced kubelet.sock alone is ignored: if a running kubelet replaced it, its stream is
     /// still to come, and a second Register would create a dead endpoint.
     pub(super) async fn wait_for_stream(&self) -> StreamStart {
-        let mut streams = self.handler.streams.subscribe();
+        let mut streams = self.handler.device_list.streams.subscribe();
         let mut connections = self.handler.kubelet_connections.subscribe();
         tokio::select! {
             biased;
             opened = streams.wait_for(|n| *n > 0) => if opened.is_ok() { StreamStart::Opened } else { StreamStart::TimedOut },
             () = wait_for_zero(&mut connections) => StreamStart::Disconnected,
-            () = sleep(self.settings.timeouts.watch_within) => StreamStart::TimedOut,
+            () = sleep(self.settings.timeouts.registration.watch_within) => StreamStart::TimedOut,
         }
     }
 
     /// Waits until one of the kubelet's streams ends, or kubelet.sock or the plugin's socket is replaced. A removed
     /// kubelet.sock is ignored: the kubelet's stream stays open.
     pub(super) async fn wait_for_loss(&mut self, kubelet: FileId) -> Loss {
-        let mut streams = self.handler.streams.subscribe();
+        let mut streams = self.handler.device_list.streams.subscribe();
         tokio::select! {
             biased;
             remaining = wait_for_decrease(&mut streams) => if remaining == 0 { Loss::StreamEnded } else { Loss::OneOfSeveralEnded },
@@ -68,7 +68,7 @@ impl Plugin {
             }
             if !self.is_served() {
                 // A kubelet that creates its socket again deletes all others just before.
-                let settle = self.settings.timeouts.settle;
+                let settle = self.settings.timeouts.disconnect.settle;
                 let replaced = self.wait_until(|state| state.kubelet.is_ok_and(|id| id != kubelet));
                 if timeout(settle, replaced).await.is_ok() {
                     return Loss::KubeletChanged;
@@ -91,7 +91,7 @@ impl Plugin {
     /// Handles the end of the kubelet's stream. Several ends soon after Register need a cause, which may be another
     /// plugin for the same resource.
     pub(super) async fn handle_loss(&mut self, since: Instant) {
-        let timeouts = self.settings.timeouts.clone();
+        let timeouts = self.settings.timeouts.loss;
         let kubelet = self.folder_state.borrow().kubelet.ok();
         if kubelet != self.contacted_kubelet || since.elapsed() >= timeouts.quick_loss {
             self.quick_losses = 0;
@@ -125,11 +125,10 @@ impl Plugin {
         &self,
         find: impl FnOnce(&Search) -> Option<T> + Send + 'static,
     ) -> Option<T> {
-        let listed = Arc::clone(&self.handler.device_list.subscribe().borrow().devices);
+        let listed = Arc::clone(&self.handler.device_list.devices.borrow());
         let search = Search {
             folder: self.settings.device_plugins.clone(),
             resource: self.handler.resource.clone(),
-            own_prefix: SOCKET_PREFIX,
             listed: listed.iter().map(|device| device.id.clone()).collect(),
             registered_wall_ms: self.registered_wall_ms,
         };
@@ -140,7 +139,7 @@ impl Plugin {
     /// Publishes what shows another plugin, and waits until nothing shows one any more, kubelet.sock is replaced, or
     /// the longest pause has passed.
     pub(super) async fn wait_while_contested(&mut self, kubelet: FileId, evidence: String) {
-        let timeouts = self.settings.timeouts.clone();
+        let timeouts = self.settings.timeouts.loss;
         let end = Instant::now() + timeouts.contested_pause;
         let remedy = "stop it, or rename the resource (docs/changeover.md)";
         tracing::error!(

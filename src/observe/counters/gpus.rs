@@ -27,7 +27,7 @@ pub struct GpuCounters {
     failed: AtomicU64,
     last_scan: Mutex<LastScan>,
     restart_reason: Mutex<Option<String>>,
-    versions: Mutex<Versions>,
+    versions: Mutex<DriverVersions>,
     xids: Mutex<BTreeMap<(String, u64), u64>>,
     other_xids: AtomicU64,
 }
@@ -43,7 +43,7 @@ struct LastScan {
 
 /// Versions of NVIDIA's software, as of the last scan.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Versions {
+pub struct DriverVersions {
     /// The driver's version.
     pub driver: Option<String>,
     /// The newest CUDA version that the driver supports.
@@ -110,13 +110,13 @@ impl GpuCounters {
     }
 
     /// Sets the versions that a scan found: the driver may be replaced while the daemon runs.
-    pub fn set_versions(&self, versions: Versions) {
+    pub fn set_versions(&self, versions: DriverVersions) {
         *self.versions.lock() = versions;
     }
 
     /// Versions as of the last scan.
     #[must_use]
-    pub fn versions(&self) -> Versions {
+    pub fn versions(&self) -> DriverVersions {
         self.versions.lock().clone()
     }
 

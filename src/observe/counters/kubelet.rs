@@ -186,10 +186,10 @@ impl Default for KubeletCounters {
 }
 
 impl KubeletCounters {
-    /// Starts a call. It is counted when the guard is dropped, as cancelled unless [`Call::end`] was called.
+    /// Starts a call. It is counted when the guard is dropped, as cancelled unless [`CountedCall::end`] was called.
     #[must_use]
-    pub fn begin(&self, rpc: Rpc) -> Call<'_> {
-        Call { counters: self, rpc, began: Instant::now(), code: CANCELLED }
+    pub fn begin(&self, rpc: Rpc) -> CountedCall<'_> {
+        CountedCall { counters: self, rpc, began: Instant::now(), code: CANCELLED }
     }
 
     /// Number of calls of a method by status code, in the order of [`CODES`].
@@ -299,14 +299,14 @@ impl KubeletCounters {
 
 /// Guard of a call in progress.
 #[derive(Debug)]
-pub struct Call<'f> {
+pub struct CountedCall<'f> {
     counters: &'f KubeletCounters,
     rpc: Rpc,
     began: Instant,
     code: usize,
 }
 
-impl Call<'_> {
+impl CountedCall<'_> {
     /// Ends the call with this gRPC status code.
     pub fn end(mut self, code: i32) {
         let unknown = 2;
@@ -314,7 +314,7 @@ impl Call<'_> {
     }
 }
 
-impl Drop for Call<'_> {
+impl Drop for CountedCall<'_> {
     fn drop(&mut self) {
         self.counters.calls[self.rpc as usize][self.code].fetch_add(1, Ordering::Relaxed);
         // A ListAndWatch lasts as long as the kubelet.

@@ -10,13 +10,13 @@ mod http;
 mod keeper;
 mod kubelet;
 
-pub use gpus::{GpuCounters, Versions, XIDS_COUNTED_MAX};
+pub use gpus::{DriverVersions, GpuCounters, XIDS_COUNTED_MAX};
 pub use heartbeat::Heartbeat;
 pub use histogram::{Histogram, HistogramSnapshot};
 pub use http::{HttpCounters, MALFORMED, Method, ROUTES_COUNTED_MAX, Served};
 pub use keeper::{KeeperCounters, RESOURCES_COUNTED_MAX};
 pub use kubelet::{
-    CODES, Call, KubeletCounters, METHODS, PodListStatus, RegistrationOutcome, RegistrationState,
+    CODES, CountedCall, KubeletCounters, METHODS, PodListStatus, RegistrationOutcome, RegistrationState,
     RegistrationStatus, Rpc,
 };
 

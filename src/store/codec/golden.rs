@@ -17,7 +17,7 @@ use berth_kernel::node::record::{DeviceRun, HealthRecord, Meta, PartRecord, Stac
 use berth_kernel::policy::decider::Decider;
 use berth_kernel::policy::hooks::Hook;
 use berth_kernel::policy::stack::{OnFault, Permissions, StackEntry};
-use berth_kernel::policy::version::{PolicyVersion, Provenance, Signature};
+use berth_kernel::policy::version::{Origin, PolicyVersion, Signature};
 use berth_kernel::sharing::offer::{Consumes, OfferLine, ShareRange};
 
 /// Stores on nodes contain these bytes: if this test fails, raise `FORMAT` and keep reading this form.
@@ -197,7 +197,7 @@ fn golden() -> Vec<Golden> {
                 bytes: 40_000,
                 shipped: true,
                 since_wall_ms: 6,
-                origin: Provenance::default(),
+                origin: Origin::default(),
             }),
         ),
         (
@@ -342,7 +342,7 @@ fn golden() -> Vec<Golden> {
                 bytes: 7,
                 shipped: false,
                 since_wall_ms: 6,
-                origin: Provenance {
+                origin: Origin {
                     by: "alice".into(),
                     why: "a try".into(),
                     signature: Some(Signature([1; 64])),

@@ -11,7 +11,7 @@ use berth_kernel::node::record::{DeviceRun, Meta, PartRecord, StackHead};
 use berth_kernel::policy::decider::Decider;
 use berth_kernel::policy::hooks::Hook;
 use berth_kernel::policy::stack::{OnFault, Permissions, StackEntry};
-use berth_kernel::policy::version::{PolicyVersion, Provenance, Signature};
+use berth_kernel::policy::version::{Origin, PolicyVersion, Signature};
 use berth_kernel::sharing::offer::{Consumes, OfferLine, ShareRange};
 use proptest::collection::{btree_map, vec};
 use proptest::option;
@@ -152,9 +152,9 @@ prop_compose! {
     fn origin()(
         (by, why, signed_by, once_shipped) in any::<(String, String, Option<String>, bool)>(),
         signature in option::of(vec(any::<u8>(), 64)),
-    ) -> Provenance {
+    ) -> Origin {
         let signature = signature.map(|bytes| Signature(bytes.try_into().unwrap()));
-        Provenance { by, why, signature, signed_by, once_shipped }
+        Origin { by, why, signature, signed_by, once_shipped }
     }
 }
 

@@ -47,19 +47,9 @@ fn candidates_have_their_labels() {
 
 #[test]
 fn parts_have_the_resource_of_the_baseline() {
-    let gpu = |n: u32, mig_enabled| Part {
-        gpu: GpuId::parse(&format!("GPU-{n}")).unwrap(),
-        id: PartId::parse(&format!("GPU-{n}")).unwrap(),
-        vendor: "nvidia".into(),
-        model: "Test".into(),
-        gpu_index: n,
-        minor: Some(n),
-        memory_mib: 80_000,
-        pci_bus: None,
-        numa_node: None,
-        mig_enabled,
-        mig: None,
-        attributes: BTreeMap::new(),
+    let gpu = |n: u32, mig_enabled| {
+        let gpu = GpuId::parse(&format!("GPU-{n}")).unwrap();
+        Part { memory_mib: 80_000, mig_enabled, ..Part::whole_gpu(gpu, n) }
     };
     let instance = Part {
         id: PartId::parse("MIG-1").unwrap(),
@@ -93,20 +83,7 @@ fn at(ms: u64) -> Now {
 fn node() -> Arc<Ledger> {
     let mut node = Ledger::default();
     for (index, since_ms) in [(0, 300), (1, 1_750)] {
-        let part = Part {
-            gpu: GpuId::parse(&format!("GPU-{index}")).unwrap(),
-            id: PartId::parse(&format!("GPU-{index}")).unwrap(),
-            vendor: "nvidia".into(),
-            model: String::new(),
-            gpu_index: index,
-            minor: None,
-            memory_mib: 1_000,
-            pci_bus: None,
-            numa_node: None,
-            mig_enabled: false,
-            mig: None,
-            attributes: BTreeMap::new(),
-        };
+        let part = Part::whole_gpu(GpuId::parse(&format!("GPU-{index}")).unwrap(), index);
         node.apply(&Entry { at: at(since_ms), changes: vec![Change::PartFound(part)] });
     }
     let allocation = Allocation {

@@ -1,7 +1,7 @@
 //! The built `berth` against a live admin API: commands, output and exit codes.
 
-use crate::support::admin_bench::Bench;
 use crate::support::admin_fakes::module;
+use crate::support::admin_node::AdminNode;
 use crate::support::kept_compiler::{self, kept_compiler};
 use crate::support::port::Port;
 use serde_json::Value;
@@ -33,7 +33,7 @@ pub(crate) fn ran(mut command: Command) -> Ran {
     Ran { code: status.code().unwrap(), out: text(stdout), err: text(stderr) }
 }
 
-impl Bench {
+impl AdminNode {
     pub(crate) fn berth(&self, args: &[&str]) -> Ran {
         ran(self.command(args))
     }
@@ -69,173 +69,167 @@ fn write(path: &Path, text: impl AsRef<[u8]>) -> String {
 
 #[test]
 fn gpus_are_listed_shown_cordoned_and_uncordoned_by_index_uuid_or_its_beginning() {
-    let bench = Bench::new(2);
-    let allocation = bench.allocate(1);
-    let list = bench.done(&["gpu", "list", "-o", "wide"]);
+    let node = AdminNode::new(2);
+    let allocation = node.allocate(1);
+    let list = node.done(&["gpu", "list", "-o", "wide"]);
     let line = list.lines().nth(2).unwrap();
     for word in ["GPU-1", "H100", "7/81559", "healthy", "open", "nvidia.com/gpu 1/0"] {
         assert!(line.contains(word), "{word}: {list}");
     }
-    let list = bench.done(&["gpu", "list"]);
+    let list = node.done(&["gpu", "list"]);
     let row: Vec<&str> = list.lines().nth(2).unwrap().split_whitespace().collect();
     assert_eq!([&row[..3], &row[4..7]].concat(), ["1", "healthy", "open", "1", "0", "0.0/80"], "{list}");
     assert!(!list.contains("GPU-1") && list.lines().all(|line| line.len() <= 80), "{list}");
-    let shown = bench.done(&["gpu", "show", "1"]);
+    let shown = node.done(&["gpu", "show", "1"]);
     assert!(shown.contains(&allocation.id.to_string()) && shown.contains("hostBridge"), "{shown}");
     assert!(
-        bench
-            .done(&["gpu", "cordon", "GPU-0", "--reason", "new fan"])
-            .contains("cordoned by admin (new fan)")
+        node.done(&["gpu", "cordon", "GPU-0", "--reason", "new fan"]).contains("cordoned by admin (new fan)")
     );
-    assert!(bench.done(&["gpu", "list"]).contains("cordoned by admin (new fan)"));
-    assert!(bench.done(&["gpu", "uncordon", "0"]).contains("GPU 0 is open"));
-    assert!(bench.refused(&["gpu", "show", "GPU-"]).contains("more characters"));
-    assert!(bench.refused(&["gpu", "show", "7"]).contains("berth gpu list"));
-    let says = bench.refused(&["gpu", "forget", "1"]);
+    assert!(node.done(&["gpu", "list"]).contains("cordoned by admin (new fan)"));
+    assert!(node.done(&["gpu", "uncordon", "0"]).contains("GPU 0 is open"));
+    assert!(node.refused(&["gpu", "show", "GPU-"]).contains("more characters"));
+    assert!(node.refused(&["gpu", "show", "7"]).contains("berth gpu list"));
+    let says = node.refused(&["gpu", "forget", "1"]);
     assert!(!says.contains("/api/"), "{says}");
-    let says = bench.refused(&["gpu", "forget", "GPU-0"]);
+    let says = node.refused(&["gpu", "forget", "GPU-0"]);
     assert!(says.contains("only a vanished GPU") && says.contains("cordon it instead"), "{says}");
-    bench.look(1);
-    bench.end(allocation.id);
-    assert!(bench.done(&["gpu", "forget", "1"]).contains("GPU-1 is forgotten"));
-    assert!(!bench.done(&["gpu", "list", "-o", "wide"]).contains("GPU-1"));
+    node.scan(1);
+    node.end(allocation.id);
+    assert!(node.done(&["gpu", "forget", "1"]).contains("GPU-1 is forgotten"));
+    assert!(!node.done(&["gpu", "list", "-o", "wide"]).contains("GPU-1"));
 }
 
 #[test]
 fn a_gpu_is_drained_and_marked_healthy_from_the_command_line() {
-    let bench = Bench::new(2);
-    let allocation = bench.allocate(0);
-    let says = bench.done(&["gpu", "drain", "0", "--reason", "fan", "--deadline", "10m"]);
+    let node = AdminNode::new(2);
+    let allocation = node.allocate(0);
+    let says = node.done(&["gpu", "drain", "0", "--reason", "fan", "--deadline", "10m"]);
     assert!(
         says.contains("GPU 0 is draining, ordered by admin (fan): 1 allocation left, 1 process, until"),
         "{says}"
     );
-    assert!(bench.done(&["gpu", "list"]).contains("draining, ordered by admin (fan)"));
-    assert!(bench.done(&["gpu", "drain", "0", "--stop"]).contains("GPU 0 is cordoned"));
-    bench.done(&["gpu", "uncordon", "0"]);
+    assert!(node.done(&["gpu", "list"]).contains("draining, ordered by admin (fan)"));
+    assert!(node.done(&["gpu", "drain", "0", "--stop"]).contains("GPU 0 is cordoned"));
+    node.done(&["gpu", "uncordon", "0"]);
     // No pod leaves, so the drain is given up, and a waiting command reports it. On a busy machine a drain may be
     // given up before its order is answered.
     let give_up = |deadline| {
-        bench.berth(&["gpu", "drain", "0", "--deadline", deadline, "--at-deadline", "give-up", "--wait"])
+        node.berth(&["gpu", "drain", "0", "--deadline", deadline, "--at-deadline", "give-up", "--wait"])
     };
     let mut all = ["1s", "12s", "60s"].into_iter().map(give_up);
     let ran = all.find(|ran| ran.err.contains("1 allocation left")).unwrap();
     assert_eq!(ran.code, 1, "{}", ran.err);
     assert!(ran.err.contains("given up"), "{}", ran.err);
-    bench.end(allocation.id);
-    bench.scan_failing(2, 1);
-    assert!(bench.done(&["gpu", "show", "1"]).contains("unhealthy (fell off the bus)"));
-    let says = bench.refused(&["gpu", "mark-healthy", "1", "--reason", "reseated"]);
+    node.end(allocation.id);
+    node.scan_failing(2, 1);
+    assert!(node.done(&["gpu", "show", "1"]).contains("unhealthy (fell off the bus)"));
+    let says = node.refused(&["gpu", "mark-healthy", "1", "--reason", "reseated"]);
     assert!(says.contains("does not answer at present") && says.contains("fell off the bus"), "{says}");
     assert!(says.contains("mark it healthy once it answers"), "{says}");
-    bench.look(2);
-    assert!(
-        bench.done(&["gpu", "show", "1"]).contains("unhealthy (fell off the bus)"),
-        "its quiet time runs"
-    );
-    let says = bench.done(&["gpu", "mark-healthy", "1", "--reason", "reseated"]);
+    node.scan(2);
+    assert!(node.done(&["gpu", "show", "1"]).contains("unhealthy (fell off the bus)"), "its quiet time runs");
+    let says = node.done(&["gpu", "mark-healthy", "1", "--reason", "reseated"]);
     assert!(says.contains("GPU 1 is healthy (marked healthy by admin (reseated))"), "{says}");
-    assert!(bench.done(&["gpu", "show", "1"]).contains("fell off the bus"), "the history tells it");
-    let bad = bench.berth(&["gpu", "drain", "0", "--at-deadline", "give-up"]);
+    assert!(node.done(&["gpu", "show", "1"]).contains("fell off the bus"), "the history tells it");
+    let bad = node.berth(&["gpu", "drain", "0", "--at-deadline", "give-up"]);
     assert_eq!(bad.code, 2, "{}", bad.err);
-    let bad = bench.berth(&["gpu", "drain", "0", "--deadline", "banana"]);
+    let bad = node.berth(&["gpu", "drain", "0", "--deadline", "banana"]);
     assert!(bad.code == 2 && bad.err.contains("30s, 10m or 2h"), "{}", bad.err);
 }
 
 #[test]
 fn several_gpus_are_changed_by_one_command() {
-    let bench = Bench::new(3);
-    let cordoned = bench.done(&["gpu", "cordon", "0", "2", "GPU-0", "--reason", "rack"]);
+    let node = AdminNode::new(3);
+    let cordoned = node.done(&["gpu", "cordon", "0", "2", "GPU-0", "--reason", "rack"]);
     assert_eq!(cordoned.lines().count(), 2, "each once: {cordoned}");
     assert!(cordoned.contains("GPU 0 is cordoned by admin (rack)") && cordoned.contains("GPU 2 is"));
     // A name that is wrong is found before anything is changed.
-    assert!(bench.refused(&["gpu", "uncordon", "0", "7"]).contains("no GPU \"7\""));
-    let list = |bench: &Bench| bench.done(&["gpu", "list"]).matches("cordoned by").count();
-    assert_eq!(list(&bench), 2);
-    let json: Value =
-        serde_json::from_str(&bench.done(&["gpu", "uncordon", "0", "2", "-o", "json"])).unwrap();
+    assert!(node.refused(&["gpu", "uncordon", "0", "7"]).contains("no GPU \"7\""));
+    let list = |node: &AdminNode| node.done(&["gpu", "list"]).matches("cordoned by").count();
+    assert_eq!(list(&node), 2);
+    let json: Value = serde_json::from_str(&node.done(&["gpu", "uncordon", "0", "2", "-o", "json"])).unwrap();
     let states: Vec<_> =
         json["items"].as_array().unwrap().iter().map(|gpu| gpu["drain"]["state"].clone()).collect();
     assert_eq!(states, ["active", "active"]);
-    let one: Value = serde_json::from_str(&bench.done(&["gpu", "cordon", "1", "-o", "json"])).unwrap();
+    let one: Value = serde_json::from_str(&node.done(&["gpu", "cordon", "1", "-o", "json"])).unwrap();
     assert_eq!(one["index"], 1, "of one GPU it is the GPU");
-    let drained = bench.done(&["gpu", "drain", "0", "1"]);
+    let drained = node.done(&["gpu", "drain", "0", "1"]);
     assert!(drained.contains("GPU 0 is drain") && drained.contains("GPU 1 is drain"), "{drained}");
 }
 
 #[test]
 fn waiting_for_a_drain_ends_at_its_deadline_or_after_its_own_time() {
-    let bench = Bench::new(1);
-    bench.allocate(0);
-    let late = bench.berth(&["gpu", "drain", "0", "--deadline", "1s", "--wait"]);
+    let node = AdminNode::new(1);
+    node.allocate(0);
+    let late = node.berth(&["gpu", "drain", "0", "--deadline", "1s", "--wait"]);
     assert_eq!(late.code, 1, "{}", late.err);
     assert!(late.err.contains("GPU 0 is not drained at its deadline; the drain continues"), "{}", late.err);
     assert!(late.err.contains("`berth gpu drain 0 --wait` waits on"), "{}", late.err);
-    assert!(bench.done(&["gpu", "list"]).contains("draining"));
+    assert!(node.done(&["gpu", "list"]).contains("draining"));
     // One that is late already is waited for, for as long as was ordered.
-    let timed = bench.berth(&["gpu", "drain", "0", "--wait", "--timeout", "1s"]);
+    let timed = node.berth(&["gpu", "drain", "0", "--wait", "--timeout", "1s"]);
     assert!(timed.code == 1 && timed.err.contains("is not drained after 1s"), "{}", timed.err);
 }
 
 #[test]
 fn a_running_drain_is_watched_and_keeps_its_settings() {
-    let bench = Bench::new(1);
-    let allocation = bench.allocate(0);
+    let node = AdminNode::new(1);
+    let allocation = node.allocate(0);
     // On a busy machine a drain may be given up before the next command comes, which then orders another one.
     let watch = |deadline| {
         let order = ["gpu", "drain", "0", "--reason", "fan", "--deadline", deadline];
-        bench.done(&[&order[..], &["--at-deadline", "give-up"]].concat());
-        bench.berth(&["gpu", "drain", "0", "--wait", "--timeout", "2m"])
+        node.done(&[&order[..], &["--at-deadline", "give-up"]].concat());
+        node.berth(&["gpu", "drain", "0", "--wait", "--timeout", "2m"])
     };
     let mut all = ["3s", "12s", "60s"].into_iter().map(watch);
     let watched = all.find(|ran| ran.err.contains("GPU 0 is being drained already; watching")).unwrap();
     assert_eq!(watched.code, 1, "it ends at the deadline of the order: {}", watched.err);
-    assert!(watched.err.contains("was cancelled, or given up at its deadline"), "{}", watched.err);
-    bench.done(&["gpu", "drain", "0", "--deadline", "10m"]);
-    let other = bench.berth(&["gpu", "drain", "0", "--reason", "rack move"]);
+    assert!(watched.err.contains("was stopped, or given up at its deadline"), "{}", watched.err);
+    node.done(&["gpu", "drain", "0", "--deadline", "10m"]);
+    let other = node.berth(&["gpu", "drain", "0", "--reason", "rack move"]);
     assert_eq!(other.code, 0, "{}", other.err);
     assert!(other.err.contains("it has no deadline any more (it was "), "{}", other.err);
     assert!(!other.out.contains("until"), "the new order holds: {}", other.out);
-    bench.end(allocation.id);
+    node.end(allocation.id);
 }
 
 #[test]
 fn json_and_yaml_output_is_the_response_of_the_api() {
-    let bench = Bench::new(2);
-    bench.allocate(0);
-    let json: Value = serde_json::from_str(&bench.done(&["-o", "json", "gpu", "list"])).unwrap();
-    assert_eq!(json, bench.get("/api/v1/gpus").expect(200));
-    let yaml: Value = serde_saphyr::from_str(&bench.done(&["allocation", "list", "-o", "yaml"])).unwrap();
-    assert_eq!(yaml, bench.get("/api/v1/allocations").expect(200));
+    let node = AdminNode::new(2);
+    node.allocate(0);
+    let json: Value = serde_json::from_str(&node.done(&["-o", "json", "gpu", "list"])).unwrap();
+    assert_eq!(json, node.get("/api/v1/gpus").expect(200));
+    let yaml: Value = serde_saphyr::from_str(&node.done(&["allocation", "list", "-o", "yaml"])).unwrap();
+    assert_eq!(yaml, node.get("/api/v1/allocations").expect(200));
 }
 
 #[test]
 fn allocations_are_found_and_ended() {
-    let bench = Bench::new(2);
-    let id = bench.allocate(0).id.to_string();
+    let node = AdminNode::new(2);
+    let id = node.allocate(0).id.to_string();
     for args in [&["allocation", "list"][..], &["allocation", "list", "--gpu", "0"]] {
-        let list = bench.done(args);
+        let list = node.done(args);
         assert!(list.contains(&id) && list.contains("not known yet"), "{list}");
     }
-    let none = bench.berth(&["allocation", "list", "--namespace", "a&b=c"]);
+    let none = node.berth(&["allocation", "list", "--namespace", "a&b=c"]);
     assert_eq!((none.code, none.out.as_str()), (0, ""), "a pipe gets no line");
     assert!(none.err.starts_with("No live allocations found in namespace a&b=c;"), "{}", none.err);
-    assert!(bench.done(&["allocation", "show", &id]).contains("baseline"));
-    bench.round(&[]);
-    assert!(bench.done(&["allocation", "end", &id]).contains("has ended"));
-    assert!(bench.done(&["allocation", "list", "--state", "ended"]).contains("operator"));
-    let strange = bench.berth(&["allocation", "show", "../node"]);
+    assert!(node.done(&["allocation", "show", &id]).contains("baseline"));
+    node.reconcile(&[]);
+    assert!(node.done(&["allocation", "end", &id]).contains("has ended"));
+    assert!(node.done(&["allocation", "list", "--state", "ended"]).contains("operator"));
+    let strange = node.berth(&["allocation", "show", "../node"]);
     assert!(strange.code == 2 && strange.err.contains("not an allocation name"), "{}", strange.err);
-    assert!(bench.refused(&["allocation", "show", "00000000-99"]).contains("there is no allocation"));
+    assert!(node.refused(&["allocation", "show", "00000000-99"]).contains("there is no allocation"));
 }
 
 #[test]
 fn an_allocation_of_a_running_pod_ends_only_by_force_with_a_warning() {
-    let bench = Bench::new(1);
-    let allocation = bench.allocate(0);
-    bench.round(&[(&allocation, "team", "train-0")]);
+    let node = AdminNode::new(1);
+    let allocation = node.allocate(0);
+    node.reconcile(&[(&allocation, "team", "train-0")]);
     let id = allocation.id.to_string();
-    let refused = bench.refused(&["allocation", "end", &id]);
+    let refused = node.refused(&["allocation", "end", &id]);
     for part in [
         "pod team/train-0, container main",
         "checkpoint",
@@ -245,30 +239,30 @@ fn an_allocation_of_a_running_pod_ends_only_by_force_with_a_warning() {
     ] {
         assert!(refused.contains(part), "{part}: {refused}");
     }
-    assert!(bench.done(&["allocation", "list"]).contains(&id), "it goes on");
+    assert!(node.done(&["allocation", "list"]).contains(&id), "it goes on");
     // Standard input is no terminal, so the flag is the whole answer.
-    let forced = bench.berth(&["allocation", "end", &id, "--force"]);
+    let forced = node.berth(&["allocation", "end", &id, "--force"]);
     assert_eq!(forced.code, 0, "{}", forced.err);
     assert!(forced.out.contains("has ended"), "{}", forced.out);
     for part in ["warning: ", "team/train-0/main", "GPU-0", "does not stop its pod"] {
         assert!(forced.err.contains(part), "{part}: {}", forced.err);
     }
     for again in [&["allocation", "end", &id][..], &["allocation", "end", &id, "--force", "--yes"]] {
-        let refused = bench.refused(again);
+        let refused = node.refused(again);
         assert!(
             refused.contains("has already ended (operator)") && !refused.contains("warning"),
             "{refused}"
         );
     }
-    let alone = bench.berth(&["allocation", "end", &id, "--yes"]);
+    let alone = node.berth(&["allocation", "end", &id, "--yes"]);
     assert!(alone.code == 2 && alone.err.contains("--force"), "{}", alone.err);
 }
 
 #[test]
 fn a_long_list_shows_how_to_see_the_next_items() {
-    let bench = Bench::new(1);
-    (0..4).for_each(|_| bench.end(bench.allocate(0).id));
-    let list = |args: &[&str]| bench.done(&[&["allocation", "list", "--state", "ended"], args].concat());
+    let node = AdminNode::new(1);
+    (0..4).for_each(|_| node.end(node.allocate(0).id));
+    let list = |args: &[&str]| node.done(&[&["allocation", "list", "--state", "ended"], args].concat());
     let rows = |text: &str| text.lines().filter(|line| line.contains("operator")).count();
     let first = list(&["--limit", "3"]);
     assert_eq!(rows(&first), 3);
@@ -280,130 +274,130 @@ fn a_long_list_shows_how_to_see_the_next_items() {
     assert!(!rest.contains("--after"), "{rest}");
     assert_eq!(rows(&list(&["--limit", "5000"])), 4);
     // Lists of more than one page are read in several requests.
-    (4..1003).for_each(|_| bench.end(bench.allocate(0).id));
+    (4..1003).for_each(|_| node.end(node.allocate(0).id));
     assert_eq!(rows(&list(&["--limit", "1002"])), 1002);
     let all: Value = serde_json::from_str(&list(&["--limit", "5000", "-o", "json"])).unwrap();
     assert_eq!((all["items"].as_array().unwrap().len(), all.get("next")), (1003, None));
-    let strange = bench.berth(&["allocation", "list", "--after", "x"]);
+    let strange = node.berth(&["allocation", "list", "--after", "x"]);
     assert!(strange.code == 2 && strange.err.contains("the `next` of a response"), "{}", strange.err);
 }
 
 #[test]
 fn a_policy_is_rolled_back_and_its_bytes_are_restored() {
-    let bench = Bench::new(1);
+    let node = AdminNode::new(1);
     let bytes = module("share", "1");
-    let file = write(&bench.dir.path().join("share.wasm"), &bytes);
-    bench.done(&["policy", "push", &file, "--by", "alice", "--why", "a try"]);
-    let list = bench.done(&["policy", "list", "-o", "wide"]);
+    let file = write(&node.dir.path().join("share.wasm"), &bytes);
+    node.done(&["policy", "push", &file, "--by", "alice", "--why", "a try"]);
+    let list = node.done(&["policy", "list", "-o", "wide"]);
     assert!(list.contains("SINCE") && list.contains("alice"), "{list}");
-    assert!(bench.done(&["policy", "show", "share"]).contains("a try"));
+    assert!(node.done(&["policy", "show", "share"]).contains("a try"));
     let stack = |count: u32| {
         let text = format!("- policy: share\n  parameters: {{shares: {count}}}\n");
-        write(&bench.dir.path().join("stack.yaml"), text)
+        write(&node.dir.path().join("stack.yaml"), text)
     };
-    bench.done(&["policy", "activate", &stack(2), "--by", "alice", "--reason", "two"]);
-    bench.done(&["policy", "activate", &stack(3), "--by", "bob"]);
-    let history = bench.done(&["policy", "history"]);
+    node.done(&["policy", "activate", &stack(2), "--by", "alice", "--reason", "two"]);
+    node.done(&["policy", "activate", &stack(3), "--by", "bob"]);
+    let history = node.done(&["policy", "history"]);
     let lines: Vec<&str> = history.lines().collect();
     assert!(lines[1].contains("yes") && lines[1].contains("bob"), "{history}");
     assert!(lines[2].starts_with('1') && lines[2].contains("alice") && lines[2].contains("two"), "{history}");
-    let back = bench.done(&["policy", "rollback", "--why", "three were too many"]);
+    let back = node.done(&["policy", "rollback", "--why", "three were too many"]);
     assert!(back.contains(r#"{"shares":2}"#) && back.contains("three were too many"), "{back}");
-    assert!(bench.done(&["policy", "rollback", "2", "--if-revision", "3"]).contains(r#"{"shares":3}"#));
-    assert!(bench.refused(&["policy", "rollback", "--if-revision", "3"]).contains("`berth policy stack`"));
-    assert!(bench.refused(&["policy", "rollback", "77"]).contains("berth policy history"));
-    bench.done(&["policy", "reset", "--why", "done"]);
-    assert!(bench.done(&["policy", "stack"]).contains("(done)"));
+    assert!(node.done(&["policy", "rollback", "2", "--if-revision", "3"]).contains(r#"{"shares":3}"#));
+    assert!(node.refused(&["policy", "rollback", "--if-revision", "3"]).contains("`berth policy stack`"));
+    assert!(node.refused(&["policy", "rollback", "77"]).contains("berth policy history"));
+    node.done(&["policy", "reset", "--why", "done"]);
+    assert!(node.done(&["policy", "stack"]).contains("(done)"));
 
-    let to = bench.dir.path().join("back.wasm");
-    bench.done(&["policy", "download", "share", "--to", to.to_str().unwrap()]);
+    let to = node.dir.path().join("back.wasm");
+    node.done(&["policy", "download", "share", "--to", to.to_str().unwrap()]);
     assert_eq!(std::fs::read(&to).unwrap(), bytes);
-    assert_eq!(bench.done(&["policy", "download", "share", "--to", "-"]).as_bytes(), bytes);
+    assert_eq!(node.done(&["policy", "download", "share", "--to", "-"]).as_bytes(), bytes);
     let mut command = berth(&["policy", "download", "share"]);
-    command.env("BERTH_SERVER", format!("http://{}", bench.address()));
-    command.env("BERTH_TOKEN_FILE", bench.dir.path().join("token")).current_dir(bench.dir.path());
+    command.env("BERTH_SERVER", format!("http://{}", node.address()));
+    command.env("BERTH_TOKEN_FILE", node.dir.path().join("token")).current_dir(node.dir.path());
     let name = ran(command).out.split(' ').next().unwrap().to_owned();
     assert!(name.starts_with("share-") && name.ends_with(".wasm"), "{name}");
-    assert_eq!(std::fs::read(bench.dir.path().join(name)).unwrap(), bytes);
+    assert_eq!(std::fs::read(node.dir.path().join(name)).unwrap(), bytes);
 
-    bench.done(&["policy", "delete", "share"]);
-    assert!(bench.done(&["policy", "history"]).contains("was deleted"));
-    assert!(bench.refused(&["policy", "rollback", "2"]).contains("berth policy push"));
+    node.done(&["policy", "delete", "share"]);
+    assert!(node.done(&["policy", "history"]).contains("was deleted"));
+    assert!(node.refused(&["policy", "rollback", "2"]).contains("berth policy push"));
 }
 
 #[test]
 fn a_push_takes_a_signature_and_a_suspension_ends_by_name_or_index() {
     use std::sync::atomic::Ordering;
     let (pair, trusted) = crate::rest::versions::key("release", 1);
-    let bench = Bench::trusting(1, vec![trusted]);
+    let node = AdminNode::trusting(1, vec![trusted]);
     let bytes = module("share", "1");
-    let file = write(&bench.dir.path().join("share.wasm"), &bytes);
-    let says = bench.refused(&["policy", "push", &file]);
+    let file = write(&node.dir.path().join("share.wasm"), &bytes);
+    let says = node.refused(&["policy", "push", &file]);
     assert!(says.contains("signed policies only") && !says.contains("header"), "{says}");
-    let raw = write(&bench.dir.path().join("share.wasm.sig"), pair.sign(&bytes).as_ref());
-    let pushed = bench.done(&["policy", "push", &file, "--signature", &raw]);
+    let raw = write(&node.dir.path().join("share.wasm.sig"), pair.sign(&bytes).as_ref());
+    let pushed = node.done(&["policy", "push", &file, "--signature", &raw]);
     assert!(pushed.contains("signed by release"), "{pushed}");
-    assert!(bench.done(&["policy", "list", "-o", "wide"]).contains("release"));
+    assert!(node.done(&["policy", "list", "-o", "wide"]).contains("release"));
     assert!(
-        bench.refused(&["policy", "push", &file, "--signature", &file]).contains("not an Ed25519 signature")
+        node.refused(&["policy", "push", &file, "--signature", &file]).contains("not an Ed25519 signature")
     );
 
-    let stack = write(&bench.dir.path().join("stack.yaml"), "- policy: share\n  parameters: {shares: 2}\n");
-    bench.done(&["policy", "activate", &stack]);
-    bench.policies.broken.store(true, Ordering::SeqCst);
+    let stack = write(&node.dir.path().join("stack.yaml"), "- policy: share\n  parameters: {shares: 2}\n");
+    node.done(&["policy", "activate", &stack]);
+    node.policies.broken.store(true, Ordering::SeqCst);
     for _ in 0..berth_core::stack::FAULTS_TO_SUSPEND {
-        bench.runtime.block_on(bench.kernel.reoffer()).unwrap();
+        node.runtime.block_on(node.kernel.reoffer()).unwrap();
     }
-    assert!(bench.done(&["policy", "stack"]).contains("SUSPENDED"));
-    bench.policies.broken.store(false, Ordering::SeqCst);
-    let said = bench.done(&["policy", "unsuspend", "share"]);
-    assert!(said.contains("share is called again") && !said.contains("SUSPENDED"), "{said}");
-    assert!(bench.done(&["policy", "unsuspend", "0"]).contains("was not suspended"));
-    assert!(bench.refused(&["policy", "unsuspend", "1"]).contains("berth policy stack"));
+    assert!(node.done(&["policy", "stack"]).contains("SUSPENDED"));
+    node.policies.broken.store(false, Ordering::SeqCst);
+    let error = node.done(&["policy", "unsuspend", "share"]);
+    assert!(error.contains("share is called again") && !error.contains("SUSPENDED"), "{error}");
+    assert!(node.done(&["policy", "unsuspend", "0"]).contains("was not suspended"));
+    assert!(node.refused(&["policy", "unsuspend", "1"]).contains("berth policy stack"));
 }
 
 #[test]
 fn a_policy_is_pushed_activated_and_rolled_back() {
-    let bench = Bench::new(1);
-    let file = write(&bench.dir.path().join("share.wasm"), module("share", "1"));
-    assert!(bench.done(&["policy", "push", &file]).contains("was uploaded and is not active yet"));
-    assert!(bench.done(&["policy", "push", &file]).contains("was uploaded before"));
-    assert!(bench.done(&["policy", "list"]).contains("share"));
-    assert!(bench.done(&["policy", "show", "share"]).contains("uploaded"));
+    let node = AdminNode::new(1);
+    let file = write(&node.dir.path().join("share.wasm"), module("share", "1"));
+    assert!(node.done(&["policy", "push", &file]).contains("was uploaded and is not active yet"));
+    assert!(node.done(&["policy", "push", &file]).contains("was uploaded before"));
+    assert!(node.done(&["policy", "list"]).contains("share"));
+    assert!(node.done(&["policy", "show", "share"]).contains("uploaded"));
     let list = "- policy: share\n  parameters: {shares: 3}\n  onFault: deny\n";
-    let stack = write(&bench.dir.path().join("stack.yaml"), list);
-    let active = bench.done(&["policy", "activate", &stack, "--if-revision", "0"]);
+    let stack = write(&node.dir.path().join("stack.yaml"), list);
+    let active = node.done(&["policy", "activate", &stack, "--if-revision", "0"]);
     assert!(active.contains(r#"{"shares":3}"#) && active.contains("deny"), "{active}");
-    let says = bench.refused(&["policy", "activate", &stack, "--if-revision", "0"]);
+    let says = node.refused(&["policy", "activate", &stack, "--if-revision", "0"]);
     assert!(
         says.contains("revision 1") && says.contains("`berth policy stack`") && !says.contains("ETag"),
         "{says}"
     );
     // A configuration file's stack is taken, too; a shell may pipe it in.
-    let config = write(&bench.dir.path().join("berth.yaml"), "gpus: nvml\nstack:\n- policy: share\n");
-    assert!(bench.done(&["policy", "activate", &config]).contains("revision 2"));
-    assert!(bench.refused(&["policy", "delete", "share"]).contains("active stack"));
-    assert!(bench.done(&["policy", "stack"]).contains("stack is not used while"));
-    assert!(bench.done(&["policy", "reset"]).contains("baseline"));
-    assert!(bench.done(&["policy", "delete", "share"]).contains("was deleted"));
+    let config = write(&node.dir.path().join("berth.yaml"), "gpus: nvml\nstack:\n- policy: share\n");
+    assert!(node.done(&["policy", "activate", &config]).contains("revision 2"));
+    assert!(node.refused(&["policy", "delete", "share"]).contains("active stack"));
+    assert!(node.done(&["policy", "stack"]).contains("stack is not used while"));
+    assert!(node.done(&["policy", "reset"]).contains("baseline"));
+    assert!(node.done(&["policy", "delete", "share"]).contains("was deleted"));
 
-    let noise = write(&bench.dir.path().join("noise.wasm"), b"noise");
-    assert!(bench.refused(&["policy", "push", &noise]).contains("not a policy of the world"));
-    let typo = write(&bench.dir.path().join("typo.yaml"), "- policy: share\n  parameterz: {}\n");
-    assert!(bench.refused(&["policy", "activate", &typo]).contains("parameterz"));
-    let none = write(&bench.dir.path().join("none.yaml"), "hello");
-    assert!(bench.refused(&["policy", "activate", &none]).contains("not a stack"));
-    let maybe = write(&bench.dir.path().join("maybe.yaml"), "- policy: share\n  onFault: maybe\n");
-    let says = bench.refused(&["policy", "activate", &maybe]);
+    let noise = write(&node.dir.path().join("noise.wasm"), b"noise");
+    assert!(node.refused(&["policy", "push", &noise]).contains("not a policy of the world"));
+    let typo = write(&node.dir.path().join("typo.yaml"), "- policy: share\n  parameterz: {}\n");
+    assert!(node.refused(&["policy", "activate", &typo]).contains("parameterz"));
+    let none = write(&node.dir.path().join("none.yaml"), "hello");
+    assert!(node.refused(&["policy", "activate", &none]).contains("not a stack"));
+    let maybe = write(&node.dir.path().join("maybe.yaml"), "- policy: share\n  onFault: maybe\n");
+    let says = node.refused(&["policy", "activate", &maybe]);
     assert!(says.contains("[0].onFault") && says.contains("expected one of `skip`, `deny`"), "{says}");
-    assert!(bench.refused(&["policy", "activate", "/nowhere.yaml"]).contains("cannot read"));
+    assert!(node.refused(&["policy", "activate", "/nowhere.yaml"]).contains("cannot read"));
 }
 
 #[test]
 fn with_several_versions_each_name_of_one_is_shown() {
-    let bench = Bench::new(1);
+    let node = AdminNode::new(1);
     let push = |file: &str, bytes: &[u8]| {
-        let ran = bench.berth(&["policy", "push", &write(&bench.dir.path().join(file), bytes)]);
+        let ran = node.berth(&["policy", "push", &write(&node.dir.path().join(file), bytes)]);
         assert_eq!(ran.code, 0, "{}", ran.err);
         (ran.out[..].split(' ').next().unwrap().to_owned(), ran)
     };
@@ -411,63 +405,62 @@ fn with_several_versions_each_name_of_one_is_shown() {
     assert!(!ran.out.contains("digest:") && ran.err.is_empty(), "{}{}", ran.out, ran.err);
     let stack = |name: &str| {
         let text = format!("- policy: {name}\n  parameters: {{shares: 2}}\n");
-        write(&bench.dir.path().join("stack.yaml"), text)
+        write(&node.dir.path().join("stack.yaml"), text)
     };
-    bench.done(&["policy", "activate", &stack("share")]);
+    node.done(&["policy", "activate", &stack("share")]);
     let (second, ran) = push("2.wasm", &module("share", "2"));
     let digest = second.strip_prefix("share@").unwrap();
     assert!(ran.out.ends_with(&format!("- policy: share\n  digest: {digest}\n")), "{}", ran.out);
     assert!(ran.out.contains(&second), "{}", ran.out);
 
     let old = first.strip_prefix("share@").unwrap();
-    let says = bench.refused(&["policy", "activate", &stack("share")]);
+    let says = node.refused(&["policy", "activate", &stack("share")]);
     assert!(says.contains(old) && says.contains(digest), "{says}");
     assert!(says.contains("(newest") && says.contains("active)"), "{says}");
     assert!(says.contains("share@DIGEST, or `digest:` in a stack file"), "{says}");
     // What changes nothing takes the newest one, and says so.
     let note = format!("note: {second} is the newest of 2 versions; `berth policy list` shows the others\n");
     for args in [&["policy", "try", "share"][..], &["policy", "show", "share"]] {
-        let ran = bench.berth(args);
+        let ran = node.berth(args);
         assert_eq!((ran.code, ran.err.as_str()), (0, note.as_str()), "{args:?}: {}", ran.out);
         assert!(ran.out.contains(digest), "{}", ran.out);
     }
-    assert!(bench.refused(&["policy", "delete", "share"]).contains("active)"));
-    let active = bench.done(&["policy", "activate", &stack(&second)]);
+    assert!(node.refused(&["policy", "delete", "share"]).contains("active)"));
+    let active = node.done(&["policy", "activate", &stack(&second)]);
     let table = active.split("\nremoved: ").next().unwrap();
     assert!(!table.contains("share@") && table.contains(digest), "a name stays a name: {active}");
     assert!(
         active.ends_with(&format!("\nremoved: {first} {{\"shares\":2}}\nadded: {second} {{\"shares\":2}}\n")),
         "{active}"
     );
-    let both =
-        write(&bench.dir.path().join("both.yaml"), format!("- policy: {second}\n  digest: {digest}\n"));
-    assert!(bench.refused(&["policy", "activate", &both]).contains("only once"));
-    let says = bench.refused(&["policy", "delete", &second]);
+    let both = write(&node.dir.path().join("both.yaml"), format!("- policy: {second}\n  digest: {digest}\n"));
+    assert!(node.refused(&["policy", "activate", &both]).contains("only once"));
+    let says = node.refused(&["policy", "delete", &second]);
     assert!(says.contains(&format!("{second} was not deleted")), "{says}");
     assert!(says.contains("berth policy activate") && !says.contains("PUT "), "{says}");
 
-    bench.done(&["policy", "shadow", "start", &first]);
-    let says = bench.refused(&["policy", "delete", &first]);
+    node.done(&["policy", "shadow", "start", &first]);
+    let says = node.refused(&["policy", "delete", &first]);
     assert!(says.contains(&first) && says.contains("`berth policy shadow stop 1`"), "{says}");
-    assert!(bench.done(&["policy", "shadow", "show", "share"]).contains(&first));
-    assert!(bench.refused(&["policy", "shadow", "show", "shar"]).contains("berth policy shadow list"));
-    bench.done(&["policy", "shadow", "start", &second]);
-    let says = bench.refused(&["policy", "shadow", "stop", "share"]);
+    assert!(node.done(&["policy", "shadow", "show", "share"]).contains(&first));
+    assert!(node.refused(&["policy", "shadow", "show", "shar"]).contains("berth policy shadow list"));
+    node.done(&["policy", "shadow", "start", &second]);
+    let says = node.refused(&["policy", "shadow", "stop", "share"]);
     assert!(says.contains("give a number") && says.contains(&second), "{says}");
-    assert!(bench.done(&["policy", "shadow", "stop", &second]).contains(&second));
+    assert!(node.done(&["policy", "shadow", "stop", &second]).contains(&second));
     for _ in 0..3 {
-        bench.done(&["policy", "shadow", "start", &second]);
+        node.done(&["policy", "shadow", "start", &second]);
     }
-    let says = bench.refused(&["policy", "shadow", "start", &second]);
+    let says = node.refused(&["policy", "shadow", "start", &second]);
     assert!(says.contains("`berth policy shadow list`") && !says.contains("DELETE"), "{says}");
 }
 
 #[test]
 fn a_push_with_a_shipped_name_causes_a_warning() {
-    let bench = Bench::new(1);
-    bench.ship(b"shipped", "share", 5);
-    let file = write(&bench.dir.path().join("share.wasm"), module("share", "mine"));
-    let ran = bench.berth(&["policy", "push", &file]);
+    let node = AdminNode::new(1);
+    node.record_shipped(b"shipped", "share", 5);
+    let file = write(&node.dir.path().join("share.wasm"), module("share", "mine"));
+    let ran = node.berth(&["policy", "push", &file]);
     let label = ran.out.split(' ').next().unwrap();
     assert_eq!(ran.code, 0, "{}", ran.err);
     let warning = format!(
@@ -478,8 +471,8 @@ fn a_push_with_a_shipped_name_causes_a_warning() {
 
 #[test]
 fn an_unreachable_daemon_is_reported_with_advice() {
-    let bench = Bench::new(1);
-    let token = bench.dir.path().join("token");
+    let node = AdminNode::new(1);
+    let token = node.dir.path().join("token");
     let ends = |code: i32, server: &str, token: &Path| {
         let mut command = berth(&["gpu", "list"]);
         command.args(["--server", server, "--token-file", token.to_str().unwrap()]);
@@ -492,10 +485,10 @@ fn an_unreachable_daemon_is_reported_with_advice() {
     let address = unused.address().to_string();
     let says = ask(&format!("http://{address}"), &token);
     assert!(says.contains("is `berth serve` running") && says.contains(&address), "{says}");
-    let here = format!("http://{}", bench.address());
+    let here = format!("http://{}", node.address());
     let says = ask(&here, Path::new("/nowhere/token"));
     assert!(says.contains("--token-file") && says.contains("No such file"), "{says}");
-    let wrong = bench.dir.path().join("wrong");
+    let wrong = node.dir.path().join("wrong");
     write(&wrong, "0".repeat(64));
     let says = ask(&here, &wrong);
     assert!(says.contains("does not accept the token") && !says.contains("0000"), "{says}");
@@ -517,20 +510,20 @@ fn an_unreachable_daemon_is_reported_with_advice() {
 
 #[test]
 fn a_token_is_rotated_under_a_running_daemon() {
-    let bench = Bench::new(1);
-    let file = bench.dir.path().join("token");
-    let old = write(&bench.dir.path().join("old"), std::fs::read(&file).unwrap());
-    bench.done(&["gpu", "list"]);
-    assert!(bench.done(&["token", "rotate"]).contains("has a new token"));
-    bench.done(&["gpu", "list"]);
-    assert!(bench.refused(&["gpu", "list", "--token-file", &old]).contains("does not accept the token"));
-    assert!(bench.refused(&["token", "rotate", "--token-file", "/nowhere/token"]).contains("/nowhere/token"));
+    let node = AdminNode::new(1);
+    let file = node.dir.path().join("token");
+    let old = write(&node.dir.path().join("old"), std::fs::read(&file).unwrap());
+    node.done(&["gpu", "list"]);
+    assert!(node.done(&["token", "rotate"]).contains("has a new token"));
+    node.done(&["gpu", "list"]);
+    assert!(node.refused(&["gpu", "list", "--token-file", &old]).contains("does not accept the token"));
+    assert!(node.refused(&["token", "rotate", "--token-file", "/nowhere/token"]).contains("/nowhere/token"));
     let new = std::fs::read_to_string(&file).unwrap();
-    assert_eq!(bench.done(&["token", "show"]).trim(), new.trim());
-    assert!(bench.refused(&["token", "show", "--token-file", "/nowhere/token"]).contains("/nowhere/token"));
-    let empty = write(&bench.dir.path().join("empty"), "\n");
+    assert_eq!(node.done(&["token", "show"]).trim(), new.trim());
+    assert!(node.refused(&["token", "show", "--token-file", "/nowhere/token"]).contains("/nowhere/token"));
+    let empty = write(&node.dir.path().join("empty"), "\n");
     for args in [&["token", "show"][..], &["gpu", "list"]] {
-        let says = bench.refused(&[args, &["--token-file", &empty]].concat());
+        let says = node.refused(&[args, &["--token-file", &empty]].concat());
         assert!(says.contains("is empty") && says.contains("64 hex digits"), "{says}");
     }
 }
@@ -695,15 +688,15 @@ fn a_node_check_has_one_line_for_each_check() {
         let mut command =
             berth(&["node", "check", "--gpus", &source, flags[2], flags[3], flags[4], flags[5]]);
         command.env("MIG_STRATEGY", strategy);
-        let said = ran(command).out;
-        let line = said.lines().find(|l| l.contains("  MIG ")).unwrap();
+        let error = ran(command).out;
+        let line = error.lines().find(|l| l.contains("  MIG ")).unwrap();
         assert!(line.starts_with(level) && line.contains(says), "{line}");
     }
 }
 
 #[test]
 fn errors_that_prevent_a_start_fail_the_node_check() {
-    let bench = Bench::new(1);
+    let node = AdminNode::new(1);
     let dir = tempfile::tempdir().unwrap();
     std::fs::create_dir_all(dir.path().join("k/device-plugins")).unwrap();
     let check = |config: &str| {
@@ -717,13 +710,13 @@ fn errors_that_prevent_a_start_fail_the_node_check() {
     assert_eq!(ok.code, 0, "a relative state folder: {}", ok.out);
     assert!(!dir.path().join("st").exists(), "it changed something");
 
-    let taken = check(&format!("stateDir: st\nadminListen: {}\n", bench.address()));
+    let taken = check(&format!("stateDir: st\nadminListen: {}\n", node.address()));
     let says = line(&taken, "admin API");
     assert!(taken.code == 1 && says.starts_with("FAIL") && says.contains("--admin-listen"), "{says}");
     assert!(says.contains("a Berth daemon") && says.contains("--state-dir"), "{says}");
     // Unless it is this very daemon that has it.
-    let token = bench.dir.path().join("token");
-    let own = format!("stateDir: st\ntokenFile: {}\nadminListen: {}\n", token.display(), bench.address());
+    let token = node.dir.path().join("token");
+    let own = format!("stateDir: st\ntokenFile: {}\nadminListen: {}\n", token.display(), node.address());
     let own = check(&own);
     assert!(own.code == 0 && line(&own, "admin API").contains("already"), "{}", own.out);
 
@@ -757,30 +750,30 @@ fn an_unusable_setting_ends_serve_with_one_line_and_exit_code_1() {
 /// A running command, and its standard error so far.
 struct Watching {
     child: Child,
-    said: Arc<Mutex<String>>,
+    error: Arc<Mutex<String>>,
 }
 
-impl Bench {
+impl AdminNode {
     fn watch(&self, args: &[&str]) -> Watching {
         let mut command = self.command(args);
         let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-        let (said, pipe) = (Arc::<Mutex<String>>::default(), child.stderr.take().unwrap());
-        let into = Arc::clone(&said);
+        let (error, pipe) = (Arc::<Mutex<String>>::default(), child.stderr.take().unwrap());
+        let into = Arc::clone(&error);
         std::thread::spawn(move || {
             for line in BufReader::new(pipe).lines().map_while(Result::ok) {
-                let mut said = into.lock().unwrap();
-                *said += &line;
-                *said += "\n";
+                let mut error = into.lock().unwrap();
+                *error += &line;
+                *error += "\n";
             }
         });
-        Watching { child, said }
+        Watching { child, error }
     }
 }
 
 impl Watching {
     fn until_says(&self, words: &str, times: usize) {
         crate::support::wait::until_some(words, || {
-            (self.said.lock().unwrap().matches(words).count() >= times).then_some(())
+            (self.error.lock().unwrap().matches(words).count() >= times).then_some(())
         });
     }
 
@@ -788,36 +781,36 @@ impl Watching {
     fn ended(mut self, last: &str) -> (i32, String) {
         let code = self.child.wait().unwrap().code().unwrap();
         self.until_says(last, 1);
-        let said = self.said.lock().unwrap().clone();
-        (code, said)
+        let error = self.error.lock().unwrap().clone();
+        (code, error)
     }
 }
 
 #[test]
 fn a_drain_is_watched_on_over_a_restart_of_the_daemon_but_not_past_a_refusal() {
-    let mut bench = Bench::new(2);
+    let mut node = AdminNode::new(2);
     let port = Port::held();
-    bench.start_at(&port);
-    bench.allocate(0);
+    node.start_at(&port);
+    node.allocate(0);
     let left = "1 allocation left";
-    let watching = bench.watch(&["gpu", "drain", "0", "--wait"]);
+    let watching = node.watch(&["gpu", "drain", "0", "--wait"]);
     watching.until_says("waiting until it is drained, without a deadline", 1);
     watching.until_says("typically it is drained 10 to 60 s after", 1);
     watching.until_says(left, 1);
-    bench.api.take().unwrap().stop();
+    node.api.take().unwrap().stop();
     watching.until_says("cannot be watched at present", 1);
-    bench.start_at(&port);
+    node.start_at(&port);
     watching.until_says(left, 2);
-    bench.done(&["gpu", "drain", "0", "--stop"]);
-    let (code, said) = watching.ended("cancelled");
-    assert_eq!((code, said.matches("at present").count()), (1, 1), "{said}");
+    node.done(&["gpu", "drain", "0", "--stop"]);
+    let (code, error) = watching.ended("was stopped");
+    assert_eq!((code, error.matches("at present").count()), (1, 1), "{error}");
 
-    let watching = bench.watch(&["gpu", "drain", "0", "--wait"]);
+    let watching = node.watch(&["gpu", "drain", "0", "--wait"]);
     watching.until_says(left, 1);
-    bench.done(&["token", "rotate", "--token-file", bench.dir.path().join("token").to_str().unwrap()]);
-    let (code, said) = watching.ended("cannot be watched any more");
+    node.done(&["token", "rotate", "--token-file", node.dir.path().join("token").to_str().unwrap()]);
+    let (code, error) = watching.ended("cannot be watched any more");
     assert!(
-        code == 1 && said.contains("does not accept the token") && !said.contains("at present"),
-        "{said}"
+        code == 1 && error.contains("does not accept the token") && !error.contains("at present"),
+        "{error}"
     );
 }

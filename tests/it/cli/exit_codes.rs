@@ -1,17 +1,17 @@
 //! Exit codes of all commands, by the one rule of `src/cli/usage.rs`: 0 done, 1 refused or failed, 2 bad usage.
 
-use crate::support::admin_bench::Bench;
+use crate::support::admin_node::AdminNode;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// Exit code, standard output and standard error of a command in a folder, against the bench's daemon.
-fn typed(bench: &Bench, folder: &Path, words: &[&str]) -> (i32, String, String) {
+/// Exit code, standard output and standard error of a command in a folder, against the node's daemon.
+fn typed(node: &AdminNode, folder: &Path, words: &[&str]) -> (i32, String, String) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_berth"));
     for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("BERTH_")) {
         command.env_remove(name);
     }
-    command.env("BERTH_SERVER", format!("http://{}", bench.address()));
-    command.env("BERTH_TOKEN_FILE", bench.dir.path().join("token"));
+    command.env("BERTH_SERVER", format!("http://{}", node.address()));
+    command.env("BERTH_TOKEN_FILE", node.dir.path().join("token"));
     let output = command.args(words).current_dir(folder).stdin(Stdio::null()).output().unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
     (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
@@ -19,7 +19,7 @@ fn typed(bench: &Bench, folder: &Path, words: &[&str]) -> (i32, String, String) 
 
 #[test]
 fn the_same_usage_error_has_the_same_exit_code_in_every_command() {
-    let bench = Bench::new(1);
+    let node = AdminNode::new(1);
     let folder = tempfile::tempdir().unwrap();
     let write = |name: &str, text: &[u8]| std::fs::write(folder.path().join(name), text).unwrap();
     let prebuilt = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
@@ -155,7 +155,7 @@ fn the_same_usage_error_has_the_same_exit_code_in_every_command() {
     for (code, commands) in table {
         for command in commands {
             let words: Vec<&str> = command.split(' ').collect();
-            let (ended, out, err) = typed(&bench, folder.path(), &words);
+            let (ended, out, err) = typed(&node, folder.path(), &words);
             if ended != code {
                 wrong += &format!("{command}: {ended}, not {code}: {err}{out}\n");
             }
@@ -169,7 +169,7 @@ fn the_same_usage_error_has_the_same_exit_code_in_every_command() {
 
 #[test]
 fn with_two_policies_the_error_names_the_one_to_remove() {
-    let bench = Bench::new(1);
+    let node = AdminNode::new(1);
     let folder = tempfile::tempdir().unwrap();
     for (command, says) in [
         (
@@ -180,27 +180,27 @@ fn with_two_policies_the_error_names_the_one_to_remove() {
         ("policy test s.yaml", "s.yaml is a scenario: name the policy's file before it"),
     ] {
         let words: Vec<&str> = command.split(' ').collect();
-        let (code, _, err) = typed(&bench, folder.path(), &words);
+        let (code, _, err) = typed(&node, folder.path(), &words);
         assert!(code == 2 && err.contains(says), "{command}: {err}");
     }
 }
 
 #[test]
 fn arguments_from_the_environment_are_not_shown_as_required() {
-    let bench = Bench::new(1);
+    let node = AdminNode::new(1);
     let folder = tempfile::tempdir().unwrap();
-    let (_, _, err) = typed(&bench, folder.path(), &["policy", "push"]);
+    let (_, _, err) = typed(&node, folder.path(), &["policy", "push"]);
     assert!(err.contains("Usage: berth policy push [OPTIONS] <FILE>\n"), "{err}");
 }
 
 #[test]
 fn checks_and_new_folders_have_json_output() {
-    let bench = Bench::new(1);
+    let node = AdminNode::new(1);
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("good.yaml"), "gpus: sim:1xt4\nstack: [{policy: mixed}]\n").unwrap();
     std::fs::write(folder.path().join("bad.yaml"), "gpuss: nvml\n").unwrap();
     let json = |words: &[&str], wanted: i32| -> serde_json::Value {
-        let (code, out, err) = typed(&bench, folder.path(), words);
+        let (code, out, err) = typed(&node, folder.path(), words);
         assert_eq!(code, wanted, "{words:?}: {err}");
         serde_json::from_str(&out).unwrap()
     };
@@ -215,6 +215,6 @@ fn checks_and_new_folders_have_json_output() {
     for key in ["files", "steps"] {
         assert!(made[key].as_array().unwrap().len() >= 3, "{made}");
     }
-    let (_, yaml, _) = typed(&bench, folder.path(), &["policy", "new", "b", "--lang", "c", "-o", "yaml"]);
+    let (_, yaml, _) = typed(&node, folder.path(), &["policy", "new", "b", "--lang", "c", "-o", "yaml"]);
     assert!(yaml.contains("lang: c\n"), "{yaml}");
 }

@@ -1,7 +1,7 @@
 //! Repeated output (`--watch`), wide columns, and output for shells and pagers.
 
 use crate::cli::commands::{berth, ran};
-use crate::support::admin_bench::Bench;
+use crate::support::admin_node::AdminNode;
 use crate::support::port::Port;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, Stdio};
@@ -14,8 +14,8 @@ struct Looking {
 }
 
 impl Looking {
-    fn at(bench: &Bench, args: &[&str]) -> Self {
-        let mut command = bench.command(args);
+    fn at(node: &AdminNode, args: &[&str]) -> Self {
+        let mut command = node.command(args);
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let seen = Arc::<Mutex<String>>::default();
         let pipes: [Box<dyn std::io::Read + Send>; 2] =
@@ -47,19 +47,19 @@ impl Drop for Looking {
 
 #[test]
 fn a_watched_command_is_repeated_and_prints_changes() {
-    let mut bench = Bench::new(1);
+    let mut node = AdminNode::new(1);
     let port = Port::held();
-    bench.start_at(&port);
-    let looking = Looking::at(&bench, &["gpu", "list", "--watch=100ms"]);
+    node.start_at(&port);
+    let looking = Looking::at(&node, &["gpu", "list", "--watch=100ms"]);
     looking.until("SCHEDULING", 1);
-    bench.done(&["gpu", "cordon", "0", "--reason", "fan"]);
+    node.done(&["gpu", "cordon", "0", "--reason", "fan"]);
     looking.until("cordoned by admin (fan)", 1);
     // A daemon that is away is reported once and waited for.
-    bench.api.take().unwrap().stop();
+    node.api.take().unwrap().stop();
     looking.until("trying on", 1);
-    bench.start_at(&port);
+    node.start_at(&port);
     looking.until("cordoned by admin (fan)", 2);
-    bench.done(&["gpu", "uncordon", "0"]);
+    node.done(&["gpu", "uncordon", "0"]);
     looking.until("SCHEDULING", 4);
     let seen = looking.seen.lock().unwrap();
     assert_eq!((seen.matches("SCHEDULING").count(), seen.matches("trying on").count()), (4, 1), "{seen}");
@@ -68,10 +68,10 @@ fn a_watched_command_is_repeated_and_prints_changes() {
 
 #[test]
 fn documents_of_repeated_output_are_separated() {
-    let bench = Bench::new(1);
-    let looking = Looking::at(&bench, &["gpu", "list", "-o", "yaml", "-w=100ms"]);
+    let node = AdminNode::new(1);
+    let looking = Looking::at(&node, &["gpu", "list", "-o", "yaml", "-w=100ms"]);
     looking.until("items:", 1);
-    bench.done(&["gpu", "cordon", "0"]);
+    node.done(&["gpu", "cordon", "0"]);
     // A document may be read in several pieces.
     crate::support::wait::until("both documents", || {
         let seen = looking.seen.lock().unwrap().clone();
@@ -84,24 +84,24 @@ fn documents_of_repeated_output_are_separated() {
 
 #[test]
 fn only_read_commands_are_repeated_and_not_too_often() {
-    let bench = Bench::new(1);
+    let node = AdminNode::new(1);
     for args in [&["gpu", "cordon", "0", "--watch"][..], &["gpu", "list", "--watch=1ms"], &["openapi", "-w"]]
     {
-        let ran = bench.berth(args);
+        let ran = node.berth(args);
         assert_eq!((ran.code, ran.out.as_str()), (2, ""), "{args:?}: {}", ran.err);
         assert!(ran.err.contains("--watch"), "{}", ran.err);
     }
-    assert!(bench.done(&["gpu", "list"]).contains("open"), "nothing was cordoned");
+    assert!(node.done(&["gpu", "list"]).contains("open"), "nothing was cordoned");
     // A permanent error ends a watch command.
-    assert_eq!(bench.berth(&["gpu", "show", "7", "--watch"]).code, 1);
+    assert_eq!(node.berth(&["gpu", "show", "7", "--watch"]).code, 1);
 }
 
 #[test]
 fn top_prints_one_screen_where_there_is_no_terminal() {
-    let bench = Bench::new(2);
-    bench.allocate(1);
+    let node = AdminNode::new(2);
+    node.allocate(1);
     for args in [&["top"][..], &["top", "--once"]] {
-        let screen = bench.done(args);
+        let screen = node.done(args);
         let rows: Vec<Vec<&str>> = screen.lines().map(|line| line.split_whitespace().collect()).collect();
         assert!(screen.lines().all(|line| line.len() <= 80) && !screen.contains('\u{1b}'), "{screen}");
         assert_eq!(rows[3][0], "0", "{screen}");
@@ -110,8 +110,7 @@ fn top_prints_one_screen_where_there_is_no_terminal() {
             "{screen}"
         );
     }
-    let json: serde_json::Value =
-        serde_json::from_str(&bench.done(&["top", "--once", "-o", "json"])).unwrap();
+    let json: serde_json::Value = serde_json::from_str(&node.done(&["top", "--once", "-o", "json"])).unwrap();
     assert_eq!(
         (json["gpus"][1]["uuid"].as_str(), json["pods"][0]["devices"].as_u64()),
         (Some("GPU-1"), Some(1))
@@ -121,13 +120,13 @@ fn top_prints_one_screen_where_there_is_no_terminal() {
 /// On a terminal, which `script` (of util-linux) provides.
 #[test]
 fn top_ends_with_a_key_or_ctrl_c_and_leaves_the_alternate_screen() {
-    let bench = Bench::new(1);
+    let node = AdminNode::new(1);
     for (key, code) in [(b"q", 0), (b"\x03", 130)] {
         let berth = format!("{} top --watch=100ms", env!("CARGO_BIN_EXE_berth"));
         let mut script = std::process::Command::new("timeout");
         script.args(["--foreground", "20", "script", "-qec", &berth, "/dev/null"]).env("TERM", "xterm");
-        script.env("BERTH_SERVER", format!("http://{}", bench.address()));
-        script.env("BERTH_TOKEN_FILE", bench.dir.path().join("token"));
+        script.env("BERTH_SERVER", format!("http://{}", node.address()));
+        script.env("BERTH_TOKEN_FILE", node.dir.path().join("token"));
         script.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         let mut child = script.spawn().expect("`script` starts: apt-get install bsdutils");
         let mut output = child.stdout.take().unwrap();
@@ -151,45 +150,45 @@ fn top_ends_with_a_key_or_ctrl_c_and_leaves_the_alternate_screen() {
 
 #[test]
 fn a_closed_pipe_ends_a_command_quietly() {
-    let bench = Bench::new(1);
-    let file = bench.dir.path().join("share.wasm");
+    let node = AdminNode::new(1);
+    let file = node.dir.path().join("share.wasm");
     std::fs::write(&file, crate::support::admin_fakes::module("share", "1")).unwrap();
-    bench.done(&["policy", "push", file.to_str().unwrap()]);
+    node.done(&["policy", "push", file.to_str().unwrap()]);
     for args in [&["gpu", "list"][..], &["top"], &["openapi"], &["policy", "download", "share", "--to", "-"]]
     {
-        let mut command = bench.command(args);
+        let mut command = node.command(args);
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         drop(child.stdout.take());
         let ended = child.wait_with_output().unwrap();
-        let said = String::from_utf8(ended.stderr).unwrap();
-        assert_eq!((ended.status.code(), said.as_str()), (Some(0), ""), "{args:?}");
+        let output = String::from_utf8(ended.stderr).unwrap();
+        assert_eq!((ended.status.code(), output.as_str()), (Some(0), ""), "{args:?}");
     }
 }
 
 #[test]
 fn a_node_is_shown_with_devices_that_add_up() {
-    let bench = Bench::new(2);
-    bench.allocate(1);
-    let shown = bench.done(&["node", "show"]);
+    let node = AdminNode::new(2);
+    node.allocate(1);
+    let shown = node.done(&["node", "show"]);
     let row = shown.lines().find(|line| line.starts_with("nvidia.com/gpu")).unwrap();
     let numbers: Vec<u32> = row.split_whitespace().skip(1).filter_map(|number| number.parse().ok()).collect();
     assert_eq!(numbers[0], numbers[1..].iter().sum::<u32>(), "{shown}");
     assert_eq!(numbers[..3], [2, 1, 1], "{shown}");
-    let json: serde_json::Value = serde_json::from_str(&bench.done(&["node", "show", "-o", "json"])).unwrap();
-    assert_eq!(json, bench.get("/api/v1/node").expect(200));
+    let json: serde_json::Value = serde_json::from_str(&node.done(&["node", "show", "-o", "json"])).unwrap();
+    assert_eq!(json, node.get("/api/v1/node").expect(200));
 }
 
 #[test]
 fn a_span_is_taken_in_place_of_a_time() {
-    let bench = Bench::new(1);
+    let node = AdminNode::new(1);
     for args in
         [&["decision", "list", "--since", "10m"][..], &["decision", "list", "--until", "1h", "-o", "json"]]
     {
-        let ran = bench.berth(args);
+        let ran = node.berth(args);
         // This daemon has no journal, which it says once it has taken the time.
         assert!(!ran.err.contains("a time such as"), "{}", ran.err);
     }
-    let bad = bench.berth(&["decision", "list", "--since", "10 bananas"]);
+    let bad = node.berth(&["decision", "list", "--since", "10 bananas"]);
     assert!(bad.code == 2 && bad.err.contains("a time such as"), "{}", bad.err);
 }
 
@@ -210,20 +209,20 @@ fn help_and_standard_input_are_as_with_other_tools() {
         let text = |bytes| String::from_utf8(bytes).unwrap();
         (ended.status.code().unwrap(), text(ended.stdout) + &text(ended.stderr))
     };
-    let (code, said) = checked("gpus: sim:1xt4\n", &["config", "check", "-", "--without-files"]);
-    assert!(code == 0 && said.contains("ok: standard input"), "{said}");
-    let (code, said) = checked("gpuss: nvml\n", &["config", "check", "-"]);
-    assert!(code == 1 && said.contains("standard input") && said.contains("gpuss"), "{said}");
-    let (code, said) = checked("version: v1\n", &["config", "from-nvidia", "-"]);
-    assert!(code == 0 && said.contains("# standard input, converted"), "{said}");
+    let (code, output) = checked("gpus: sim:1xt4\n", &["config", "check", "-", "--without-files"]);
+    assert!(code == 0 && output.contains("ok: standard input"), "{output}");
+    let (code, output) = checked("gpuss: nvml\n", &["config", "check", "-"]);
+    assert!(code == 1 && output.contains("standard input") && output.contains("gpuss"), "{output}");
+    let (code, output) = checked("version: v1\n", &["config", "from-nvidia", "-"]);
+    assert!(code == 0 && output.contains("# standard input, converted"), "{output}");
 }
 
 #[test]
 fn an_interval_may_be_a_word_of_its_own() {
-    let bench = Bench::new(1);
-    let looking = Looking::at(&bench, &["gpu", "list", "-w", "0.1"]);
+    let node = AdminNode::new(1);
+    let looking = Looking::at(&node, &["gpu", "list", "-w", "0.1"]);
     looking.until("SCHEDULING", 1);
-    bench.done(&["gpu", "cordon", "0"]);
+    node.done(&["gpu", "cordon", "0"]);
     looking.until("cordoned by admin", 1);
 }
 
@@ -239,11 +238,11 @@ fn a_group_of_commands_alone_prints_its_help() {
 
 #[test]
 fn a_wide_terminal_shows_more_columns() {
-    let bench = Bench::new(1);
-    bench.allocate(0);
+    let node = AdminNode::new(1);
+    node.allocate(0);
     for (list, more) in [("gpu", &["PROCESSES", "HEALTH SINCE"][..]), ("allocation", &["POD UID", "REASON"])]
     {
-        let (narrow, wide) = (bench.done(&[list, "list"]), bench.done(&[list, "list", "-o", "wide"]));
+        let (narrow, wide) = (node.done(&[list, "list"]), node.done(&[list, "list", "-o", "wide"]));
         for column in more {
             assert!(wide.contains(column) && !narrow.contains(column), "{column}: {wide}");
         }
@@ -261,10 +260,10 @@ fn completed(mut command: std::process::Command, line: &[&str]) -> Vec<String> {
 
 #[test]
 fn gpus_policies_and_allocations_are_completed_by_the_daemon() {
-    let bench = Bench::new(2);
-    let id = bench.allocate(1).id.to_string();
-    bench.ship(b"shipped", "share", 5);
-    let offered = |line: &[&str]| completed(bench.command(&[]), line);
+    let node = AdminNode::new(2);
+    let id = node.allocate(1).id.to_string();
+    node.record_shipped(b"shipped", "share", 5);
+    let offered = |line: &[&str]| completed(node.command(&[]), line);
     for line in [
         &["berth", "gpu", "show", ""][..],
         &["berth", "gpu", "drain", "--evict", ""],
@@ -277,9 +276,9 @@ fn gpus_policies_and_allocations_are_completed_by_the_daemon() {
     assert_eq!(offered(&["berth", "allocation", "explain", ""])[0], id);
     assert_eq!(offered(&["berth", "policy", "show", "sh"]), ["share"]);
     assert_eq!(offered(&["berth", "policy", "try", "share@"]).len(), 1);
-    bench.round(&[(&bench.allocate(0), "team", "web-0")]);
-    bench.json("PUT", "/api/v1/stack", r#"{"entries": []}"#).expect(200);
-    bench.json("POST", "/api/v1/shadows", r#"{"policy": "share"}"#).expect(201);
+    node.reconcile(&[(&node.allocate(0), "team", "web-0")]);
+    node.json("PUT", "/api/v1/stack", r#"{"entries": []}"#).expect(200);
+    node.json("POST", "/api/v1/shadows", r#"{"policy": "share"}"#).expect(201);
     for (line, wanted) in [
         (&["berth", "allocation", "list", "--namespace", ""][..], &["team"][..]),
         (&["berth", "decision", "list", "-n", ""], &["team"]),
@@ -292,7 +291,7 @@ fn gpus_policies_and_allocations_are_completed_by_the_daemon() {
         assert!(wanted.iter().all(|word| offered.contains(&(*word).to_owned())), "{line:?}: {offered:?}");
     }
     // A daemon that is not there adds nothing, and prints nothing.
-    let mut away = bench.command(&[]);
+    let mut away = node.command(&[]);
     away.env("BERTH_SERVER", format!("http://{}", Port::held().address()));
     assert!(!completed(away, &["berth", "gpu", "show", ""]).contains(&"0".to_owned()));
 }

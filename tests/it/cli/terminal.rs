@@ -2,8 +2,8 @@
 //! provides the terminal.
 
 use crate::cli::commands::{Ran, berth, ran};
-use crate::support::admin_bench::Bench;
 use crate::support::admin_fakes::module;
+use crate::support::admin_node::AdminNode;
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -291,26 +291,26 @@ fn nothing_that_is_printed_reorders_text() {
 }
 
 /// A stack file of shares.
-fn shares(bench: &Bench, count: u32) -> String {
-    let file = bench.dir.path().join(format!("{count}.yaml"));
+fn shares(node: &AdminNode, count: u32) -> String {
+    let file = node.dir.path().join(format!("{count}.yaml"));
     std::fs::write(&file, format!("- policy: share\n  parameters: {{shares: {count}}}\n")).unwrap();
     file.to_str().unwrap().to_owned()
 }
 
-fn revision(bench: &Bench) -> u64 {
-    bench.get("/api/v1/stack").expect(200)["revision"].as_u64().unwrap()
+fn revision(node: &AdminNode) -> u64 {
+    node.get("/api/v1/stack").expect(200)["revision"].as_u64().unwrap()
 }
 
 #[test]
 fn a_change_that_withdraws_devices_says_how_many_and_asks_on_a_terminal() {
-    let bench = Bench::new(2);
-    bench.upload(&module("share", "1")).expect(201);
-    let (four, two) = (shares(&bench, 4), shares(&bench, 2));
+    let node = AdminNode::new(2);
+    node.upload(&module("share", "1")).expect(201);
+    let (four, two) = (shares(&node, 4), shares(&node, 2));
     // More devices: no question.
-    let (code, shown) = on_terminal(&bench.command(&["policy", "activate", &two, "--yes"]), "");
+    let (code, shown) = on_terminal(&node.command(&["policy", "activate", &two, "--yes"]), "");
     assert_eq!(code, 0, "{shown}");
-    let (code, shown) = on_terminal(&bench.command(&["policy", "activate", &four]), "");
-    assert!(code == 0 && !shown.contains("[y/N]") && revision(&bench) == 2, "{shown}");
+    let (code, shown) = on_terminal(&node.command(&["policy", "activate", &four]), "");
+    assert!(code == 0 && !shown.contains("[y/N]") && revision(&node) == 2, "{shown}");
     let says = "this withdraws 4 devices (4 of 8 nvidia.com/gpu.shared)";
     for (args, effect) in [
         (&["policy", "activate", two.as_str()][..], says),
@@ -319,31 +319,31 @@ fn a_change_that_withdraws_devices_says_how_many_and_asks_on_a_terminal() {
         (&["nvml", "release"], "this withdraws all 8 free devices of the node"),
     ] {
         for answer in ["n\n", "\n"] {
-            let (code, shown) = on_terminal(&bench.command(args), answer);
+            let (code, shown) = on_terminal(&node.command(args), answer);
             assert_eq!(code, 1, "{args:?}: {shown}");
             let text = shown.replace("\n  ", " ");
             assert!(text.contains(effect) && text.contains("nothing was changed"), "{args:?}: {shown}");
         }
     }
-    assert_eq!(revision(&bench), 2);
-    let (code, shown) = on_terminal(&bench.command(&["policy", "rollback"]), "y\n");
+    assert_eq!(revision(&node), 2);
+    let (code, shown) = on_terminal(&node.command(&["policy", "rollback"]), "y\n");
     assert!(code == 0 && shown.contains("revision 3"), "{shown}");
     // A script has decided already: it is warned, and not asked.
-    let back = bench.berth(&["policy", "reset"]);
+    let back = node.berth(&["policy", "reset"]);
     assert_eq!(back.code, 0, "{}", back.err);
     assert!(back.err.starts_with("warning: this withdraws 4 devices"), "{}", back.err);
     // --yes skips both.
-    bench.berth(&["policy", "activate", &four, "--yes"]);
-    let (code, shown) = on_terminal(&bench.command(&["policy", "activate", &two, "--yes"]), "");
+    node.berth(&["policy", "activate", &four, "--yes"]);
+    let (code, shown) = on_terminal(&node.command(&["policy", "activate", &two, "--yes"]), "");
     assert!(code == 0 && !shown.contains("warning"), "{shown}");
 }
 
 #[test]
 fn a_dry_run_prints_what_would_change() {
-    let bench = Bench::new(2);
-    bench.upload(&module("share", "1")).expect(201);
-    bench.berth(&["policy", "activate", &shares(&bench, 4), "--yes"]);
-    let shown = bench.done(&["policy", "activate", &shares(&bench, 2), "--dry-run"]);
+    let node = AdminNode::new(2);
+    node.upload(&module("share", "1")).expect(201);
+    node.berth(&["policy", "activate", &shares(&node, 4), "--yes"]);
+    let shown = node.done(&["policy", "activate", &shares(&node, 2), "--dry-run"]);
     for part in [
         "the activation would be accepted",
         "removed: share@",
@@ -356,18 +356,18 @@ fn a_dry_run_prints_what_would_change() {
         assert!(shown.contains(part), "{part}: {shown}");
     }
     let json: Value =
-        serde_json::from_str(&bench.done(&["policy", "rollback", "--dry-run", "-o", "json"])).unwrap();
+        serde_json::from_str(&node.done(&["policy", "rollback", "--dry-run", "-o", "json"])).unwrap();
     assert_eq!((&json["revision"], &json["preview"]["source"]), (&1.into(), &"file".into()));
-    assert!(bench.done(&["policy", "reset", "--dry-run"]).contains("the configuration file decides again"));
-    let says = bench.berth(&["policy", "activate", &shares(&bench, 2), "--dry-run", "--if-revision", "7"]);
+    assert!(node.done(&["policy", "reset", "--dry-run"]).contains("the configuration file decides again"));
+    let says = node.berth(&["policy", "activate", &shares(&node, 2), "--dry-run", "--if-revision", "7"]);
     assert!(says.code == 1 && says.err.contains("berth policy stack"), "{}", says.err);
-    assert_eq!(revision(&bench), 1);
+    assert_eq!(revision(&node), 1);
 }
 
 #[test]
 fn a_rollback_without_anything_before_changes_nothing() {
-    let bench = Bench::new(1);
-    let says = bench.berth(&["policy", "rollback"]);
+    let node = AdminNode::new(1);
+    let says = node.berth(&["policy", "rollback"]);
     assert!(says.code == 1 && says.err.contains("nothing to roll back to"), "{}", says.err);
-    assert_eq!(revision(&bench), 0);
+    assert_eq!(revision(&node), 0);
 }

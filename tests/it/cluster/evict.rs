@@ -2,14 +2,14 @@
 //! `drained`.
 
 use crate::cluster::pods_source::{serve, watching};
-use crate::daemon::process::{House, SHARED, SOON, Serving};
 use crate::support::api_server::{ApiServer, pod};
 use crate::support::api_writes::{Asked, Fault, Write};
-use crate::support::wait::until_some;
+use crate::support::gpus::SHARED;
+use crate::support::process_node::{DaemonProcess, ProcessNode};
+use crate::support::wait::{SOON, until_some};
 use kubelet_standin::UNHEALTHY;
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read};
-use std::process::{Command, Stdio};
 use std::time::Duration;
 use tokio::task::JoinHandle;
 
@@ -25,8 +25,8 @@ health: { pollSeconds: 0.1, quietSeconds: 1 }
 /// A node that runs four pods, two on each GPU.
 pub(crate) struct Scene {
     pub(crate) server: ApiServer,
-    pub(crate) house: House,
-    pub(crate) serving: Serving,
+    pub(crate) node: ProcessNode,
+    pub(crate) daemon: DaemonProcess,
     /// The GPU that is drained.
     pub(crate) gpu: String,
     /// Its two pods, by name: UID and all.
@@ -49,22 +49,22 @@ impl Scene {
     /// A scene whose daemon has these settings.
     async fn of(settings: &str) -> Self {
         let server = ApiServer::start();
-        let house = House::of(settings).await;
-        let serving = serve(&house, &server);
-        house.kubelet.wait_allocatable(SHARED, 4, SOON).await.unwrap();
-        watching(&serving);
+        let node = ProcessNode::of(settings).await;
+        let daemon = serve(&node, &server);
+        node.kubelet.wait_allocatable(SHARED, 4, SOON).await.unwrap();
+        watching(&daemon);
         for n in 0..4 {
             let name = format!("pod-{n}");
             // As of static pods, which some of the tests make of them.
             let uid = format!("{n:032x}");
-            house.start_as(&uid, &name, SHARED, 1).await.unwrap();
+            node.start_as(&uid, &name, SHARED, 1).await.unwrap();
             let mut pod = pod("ns", &name, &uid, &[(SHARED, 1)]);
             pod["metadata"]["labels"] = json!({"app": format!("app-{n}")});
             pod["status"] = json!({"phase": "Running"});
             server.world.apply(pod);
         }
         let live = until_some("all holders are known", || {
-            let live = serving.live();
+            let live = daemon.live();
             let known = |a: &Value| a["holder"]["podUid"].is_string() && a["holder"]["pod"].is_string();
             (live.len() == 4 && live.iter().all(known)).then_some(live)
         });
@@ -79,16 +79,16 @@ impl Scene {
             found.map(holder).collect::<Vec<_>>().try_into().unwrap()
         };
         let (on_it, elsewhere) = (holders(true), holders(false));
-        Self { server, house, serving, gpu, on_it, elsewhere }
+        Self { server, node, daemon, gpu, on_it, elsewhere }
     }
 
     pub(crate) fn drain(&self, order: &Value) -> Value {
-        self.serving.call("PUT", &format!("/gpus/{}/drain", self.gpu), order)
+        self.daemon.call("PUT", &format!("/gpus/{}/drain", self.gpu), order)
     }
 
     /// The drain as `GET /gpus/{uuid}/drain` has it.
     pub(crate) fn progress(&self) -> Value {
-        self.serving.call("GET", &format!("/gpus/{}/drain", self.gpu), &Value::Null)
+        self.daemon.call("GET", &format!("/gpus/{}/drain", self.gpu), &Value::Null)
     }
 
     /// What the progress says of this pod.
@@ -109,7 +109,7 @@ impl Scene {
 
     /// What the kubelet and the container runtime do with pods whose deletion was requested.
     pub(crate) fn kubelet_follows(&self) -> JoinHandle<()> {
-        let (world, kubelet) = (self.server.world.clone(), self.house.kubelet.clone());
+        let (world, kubelet) = (self.server.world.clone(), self.node.kubelet.clone());
         tokio::spawn(async move {
             loop {
                 for uid in world.terminating() {
@@ -132,24 +132,11 @@ impl Scene {
         for other in &self.elsewhere {
             assert_eq!(self.server.world.asked(&other.name), []);
         }
-        let live = self.serving.live();
+        let live = self.daemon.live();
         for other in &self.elsewhere {
             assert!(live.iter().any(|a| a["holder"]["podUid"] == other.uid.as_str()), "{other:?}");
         }
-        assert_eq!(self.house.kubelet.anomalies(), []);
-    }
-
-    fn berth(&self, args: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_berth"));
-        command
-            .args(args)
-            .args(["--server", self.serving.base.trim_end_matches("/api/v1")])
-            .arg("--token-file")
-            .arg(self.house.folder.path().join("state/token"))
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped());
-        command
+        assert_eq!(self.node.kubelet.anomalies(), []);
     }
 
     /// A disruption budget that keeps this pod.
@@ -158,7 +145,7 @@ impl Scene {
         self.server.world.budget("keeps", &app, 1);
     }
 
-    /// Another pod like it comes up, elsewhere as it were: the budget is met.
+    /// Another pod with the same label runs, as if on another node: the budget allows the eviction.
     pub(crate) fn free(&self, holder: &Holder) {
         let mut replacement = pod("ns", "replacement", "uid-replacement", &[]);
         replacement["metadata"]["labels"] = json!({"app": holder.name.replace("pod-", "app-")});
@@ -193,9 +180,9 @@ async fn a_drain_with_evict_from_the_order_to_drained() {
     let notes = scene.server.world.notes("GPUDrain");
     assert!(notes.len() == 2 && notes.iter().all(|note| note.contains(&scene.gpu)), "{notes:?}");
     assert!(scene.server.world.notes("GPUDraining")[0].contains("by admin (fan); its pods are evicted"));
-    scene.house.kubelet.wait_allocatable(SHARED, 2, SOON).await.unwrap();
-    scene.serving.call("DELETE", &format!("/gpus/{}/cordon", scene.gpu), &Value::Null);
-    scene.house.kubelet.wait_allocatable(SHARED, 4, SOON).await.unwrap();
+    scene.node.kubelet.wait_allocatable(SHARED, 2, SOON).await.unwrap();
+    scene.daemon.call("DELETE", &format!("/gpus/{}/cordon", scene.gpu), &Value::Null);
+    scene.node.kubelet.wait_allocatable(SHARED, 4, SOON).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -213,10 +200,10 @@ async fn a_preview_names_owners_and_disruption_budgets_and_evicts_nothing() {
     scene.server.world.change(&of_file.uid, |pod| {
         pod["metadata"]["annotations"] = json!({"kubernetes.io/config.mirror": of_file.uid});
     });
-    let other = scene.serving.live().into_iter().find(|a| a["holder"]["podUid"] == of_file.uid.as_str());
+    let other = scene.daemon.live().into_iter().find(|a| a["holder"]["podUid"] == of_file.uid.as_str());
     let other = other.unwrap()["gpus"][0].as_str().unwrap().to_owned();
     let preview = |gpu: &str, query: &str| {
-        scene.serving.call("GET", &format!("/gpus/{gpu}/drain/preview{query}"), &Value::Null)
+        scene.daemon.call("GET", &format!("/gpus/{gpu}/drain/preview{query}"), &Value::Null)
     };
     let of = |preview: &Value, holder: &Holder| {
         let holders = preview["holders"].as_array().unwrap();
@@ -257,11 +244,11 @@ async fn the_command_line_shows_the_remaining_holders_and_their_blockers() {
     let [kept, _] = &scene.on_it;
     scene.keep(kept);
     let args = ["gpu", "drain", scene.gpu.as_str(), "--evict", "--deadline", "5m", "--wait"];
-    let mut child = scene.berth(&args).spawn().unwrap();
-    let (mut said, mut err) = (BufReader::new(child.stderr.take().unwrap()), String::new());
+    let mut child = scene.daemon.client(&args).spawn().unwrap();
+    let (mut stderr, mut err) = (BufReader::new(child.stderr.take().unwrap()), String::new());
     let mut until_says = |words: &str| {
         while !err.contains(words) {
-            assert!(said.read_line(&mut err).unwrap() > 0, "it ended without {words:?}: {err}");
+            assert!(stderr.read_line(&mut err).unwrap() > 0, "it ended without {words:?}: {err}");
         }
     };
     // Pods end only from here on, once the command line has shown both.
@@ -272,7 +259,7 @@ async fn the_command_line_shows_the_remaining_holders_and_their_blockers() {
         kept.name
     ));
     scene.free(kept);
-    said.read_to_string(&mut err).unwrap();
+    stderr.read_to_string(&mut err).unwrap();
     let ended = child.wait_with_output().unwrap();
     assert!(ended.status.success(), "{err}");
     let out = String::from_utf8(ended.stdout).unwrap();
@@ -331,7 +318,7 @@ async fn at_the_deadline_pods_are_deleted_but_static_ones() {
         blocked.iter().any(|note| note.contains(&stays.name) && note.contains("static pod")).then_some(())
     });
     // Its file is taken away, and the kubelet ends it.
-    scene.house.kubelet.delete(&stays.uid);
+    scene.node.kubelet.delete(&stays.uid);
     scene.server.world.delete(&stays.uid);
     scene.until_state("drained");
     scene.others_are_left_alone();
@@ -347,7 +334,7 @@ async fn events_and_a_condition_of_the_node_report_lost_and_returned_gpus() {
     };
     assert_eq!(condition(&scene, "False")["message"], "all 2 GPUs are available");
     let cordon = format!("/gpus/{}/cordon", scene.gpu);
-    scene.serving.call("PUT", &cordon, &json!({"reason": "fan"}));
+    scene.daemon.call("PUT", &cordon, &json!({"reason": "fan"}));
     let cordoned = condition(&scene, "True");
     assert_eq!(cordoned["reason"], "GPUCordoned");
     let message = cordoned["message"].as_str().unwrap();
@@ -363,10 +350,10 @@ async fn events_and_a_condition_of_the_node_report_lost_and_returned_gpus() {
     // A restart is no transition: the time stays, and no event is repeated.
     let writes = scene.server.world.state.lock().unwrap().writes.event_writes;
     tokio::time::sleep(Duration::from_millis(1100)).await;
-    scene.serving.child.kill().unwrap();
-    scene.serving.child.wait().unwrap();
+    scene.daemon.child.kill().unwrap();
+    scene.daemon.child.wait().unwrap();
     let before = scene.server.world.state.lock().unwrap().writes.patches;
-    scene.serving = serve(&scene.house, &scene.server);
+    scene.daemon = serve(&scene.node, &scene.server);
     until_some("it is written again", || {
         (scene.server.world.state.lock().unwrap().writes.patches > before).then_some(())
     });
@@ -376,14 +363,14 @@ async fn events_and_a_condition_of_the_node_report_lost_and_returned_gpus() {
     assert_ne!(again["lastHeartbeatTime"], cordoned["lastHeartbeatTime"]);
     assert_eq!(scene.server.world.state.lock().unwrap().writes.event_writes, writes);
 
-    scene.serving.call("DELETE", &cordon, &Value::Null);
+    scene.daemon.call("DELETE", &cordon, &Value::Null);
     let free = condition(&scene, "False");
     assert_ne!(free["lastTransitionTime"], cordoned["lastTransitionTime"]);
     until_some("the event", || (scene.server.world.notes("GPUUncordoned").len() == 1).then_some(()));
     // Repeated events are counted, not created again.
-    scene.serving.call("PUT", &cordon, &json!({"reason": "fan"}));
+    scene.daemon.call("PUT", &cordon, &json!({"reason": "fan"}));
     condition(&scene, "True");
-    scene.serving.call("DELETE", &cordon, &Value::Null);
+    scene.daemon.call("DELETE", &cordon, &Value::Null);
     condition(&scene, "False");
     until_some("it is counted", || {
         let state = scene.server.world.state.lock().unwrap();

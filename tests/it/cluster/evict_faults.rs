@@ -3,14 +3,14 @@
 
 use crate::cluster::evict::{Scene, evicted};
 use crate::cluster::pods_source::{serve, watching};
-use crate::support::admin_bench::Bench;
+use crate::support::admin_node::AdminNode;
 use crate::support::api_writes::{Fault, Write};
 use crate::support::wait::until_some;
-use berth_admin::Step;
+use berth_admin::StartStep;
 use serde_json::{Value, json};
 use std::time::Duration;
 
-/// Time for several rounds of asking, of which none may come.
+/// Time for several requests of evictions, none of which may be sent.
 const A_WHILE: Duration = Duration::from_millis(1500);
 
 #[tokio::test(flavor = "multi_thread")]
@@ -22,10 +22,10 @@ async fn a_restart_in_the_middle_of_a_drain_loses_nothing() {
     scene.drain(&json!({"evict": true, "deadlineSeconds": 600, "reason": "fan"}));
     scene.until_holder(&kept, "disruptionBudget");
     until_some("the other one leaves", || scene.holder(&leaves).is_none().then_some(()));
-    scene.serving.child.kill().unwrap();
-    scene.serving.child.wait().unwrap();
+    scene.daemon.child.kill().unwrap();
+    scene.daemon.child.wait().unwrap();
     let asked = scene.server.world.asked_count();
-    scene.serving = serve(&scene.house, &scene.server);
+    scene.daemon = serve(&scene.node, &scene.server);
     scene.until_holder(&kept, "disruptionBudget");
     assert!(scene.server.world.asked_count() > asked, "it is requested again");
     assert_eq!(scene.progress()["why"], "fan");
@@ -63,7 +63,7 @@ async fn uncordoning_and_stopping_end_it_at_once() {
         scene.drain(&json!({"evict": true}));
         scene.until_holder(kept, "disruptionBudget");
         scene.until_holder(other, "disruptionBudget");
-        let gpu = scene.serving.call("DELETE", &path, &Value::Null);
+        let gpu = scene.daemon.call("DELETE", &path, &Value::Null);
         assert!(gpu["drain"]["progress"].is_null(), "{gpu}");
         // At most one request was under way.
         let asked = scene.server.world.asked_count();
@@ -85,10 +85,10 @@ async fn a_request_that_hangs_is_given_up_with_the_drain() {
     tokio::time::sleep(A_WHILE).await;
     // Nothing else waits for it.
     assert_eq!(scene.progress()["progress"]["holders"][0]["state"], "notAsked");
-    scene.serving.call("DELETE", &format!("/gpus/{}/cordon", scene.gpu), &Value::Null);
+    scene.daemon.call("DELETE", &format!("/gpus/{}/cordon", scene.gpu), &Value::Null);
     scene.server.world.fault(Write::Evict, None);
     tokio::time::sleep(A_WHILE).await;
-    // The one that was under way may have come through; the second pod was not requested.
+    // The eviction that was under way may have succeeded; that of the second pod was not requested.
     assert!(scene.server.world.asked_count() <= 1, "{}", scene.server.world.asked_count());
     // And the next drain works.
     let _kubelet = scene.kubelet_follows();
@@ -129,16 +129,16 @@ async fn missing_rights_are_named_once_and_everything_else_continues() {
         });
     };
     message("the daemon needs: delete pods; ClusterRole berth-delete");
-    let said = |what: &str| scene.serving.log().matches(what).count();
+    let logged = |what: &str| scene.daemon.log().matches(what).count();
     for right in ["create and patch events of events.k8s.io", "patch nodes/status"] {
-        until_some(right, || (said(right) == 1).then_some(()));
+        until_some(right, || (logged(right) == 1).then_some(()));
     }
     for reason in ["one", "two", "three"] {
-        scene.serving.call("PUT", &format!("/gpus/{}/cordon", scene.gpu), &json!({"reason": reason}));
+        scene.daemon.call("PUT", &format!("/gpus/{}/cordon", scene.gpu), &json!({"reason": reason}));
         tokio::time::sleep(Duration::from_millis(300)).await;
     }
     for right in ["create and patch events of events.k8s.io", "patch nodes/status"] {
-        assert_eq!(said(right), 1, "{}", scene.serving.log());
+        assert_eq!(logged(right), 1, "{}", scene.daemon.log());
     }
     // The pods are watched as ever, and once the role may, they go.
     let _kubelet = scene.kubelet_follows();
@@ -154,42 +154,42 @@ async fn a_daemon_without_its_api_server_after_a_restart_reports_that() {
     scene.keep(&kept);
     scene.drain(&json!({"evict": true}));
     scene.until_holder(&kept, "disruptionBudget");
-    scene.serving.child.kill().unwrap();
-    scene.serving.child.wait().unwrap();
-    scene.serving = scene.house.serve();
+    scene.daemon.child.kill().unwrap();
+    scene.daemon.child.wait().unwrap();
+    scene.daemon = scene.node.serve();
     let warning =
         until_some("it is reported", || scene.progress()["progress"]["warning"].as_str().map(str::to_owned));
     assert!(warning.contains("--kubeconfig"), "{warning}");
     let asked = scene.server.world.asked_count();
     tokio::time::sleep(A_WHILE).await;
     assert_eq!(scene.server.world.asked_count(), asked);
-    scene.serving.child.kill().unwrap();
-    scene.serving.child.wait().unwrap();
-    scene.serving = serve(&scene.house, &scene.server);
-    watching(&scene.serving);
+    scene.daemon.child.kill().unwrap();
+    scene.daemon.child.wait().unwrap();
+    scene.daemon = serve(&scene.node, &scene.server);
+    watching(&scene.daemon);
     scene.until_holder(&kept, "disruptionBudget");
 }
 
 #[test]
 fn evict_is_refused_without_an_api_server_and_has_a_warning_while_it_is_unreachable() {
-    let bench = Bench::new(1);
-    bench.allocate(0);
+    let node = AdminNode::new(1);
+    node.allocate(0);
     let drain = "/api/v1/gpus/GPU-0/drain";
-    let says = bench.json("PUT", drain, r#"{"evict": true}"#).problem(409, "no-api-server");
+    let says = node.json("PUT", drain, r#"{"evict": true}"#).problem(409, "no-api-server");
     assert!(says.contains("--kubeconfig") && says.contains("service account"), "{says}");
-    assert_eq!(bench.get(drain).expect(200)["state"], "active", "nothing was changed");
-    bench.facts.lock().unwrap().api_server = Some(Step::Waiting("connection refused".into()));
+    assert_eq!(node.get(drain).expect(200)["state"], "active", "nothing was changed");
+    node.facts.lock().unwrap().api_server = Some(StartStep::Waiting("connection refused".into()));
     for wrong in
         [r#"{"atDeadline": "delete", "deadlineSeconds": 1}"#, r#"{"evict": true, "atDeadline": "delete"}"#]
     {
-        bench.json("PUT", drain, wrong).problem(422, "invalid");
+        node.json("PUT", drain, wrong).problem(422, "invalid");
     }
-    let gpu = bench.json("PUT", drain, r#"{"evict": true}"#).expect(200);
+    let gpu = node.json("PUT", drain, r#"{"evict": true}"#).expect(200);
     let progress = &gpu["drain"]["progress"];
     assert!(progress["warning"].as_str().unwrap().ends_with("connection refused"), "{progress}");
     assert_eq!(progress["holders"][0]["state"], "notKnown");
     assert_eq!(gpu["parts"][0]["devices"][0]["healthy"], false, "held devices are listed Unhealthy");
-    bench.facts.lock().unwrap().api_server = Some(Step::Done);
-    assert!(bench.get(drain).expect(200)["progress"]["warning"].is_null());
-    bench.get("/api/v1/gpus/GPU-9/drain").problem(404, "unknown-gpu");
+    node.facts.lock().unwrap().api_server = Some(StartStep::Done);
+    assert!(node.get(drain).expect(200)["progress"]["warning"].is_null());
+    node.get("/api/v1/gpus/GPU-9/drain").problem(404, "unknown-gpu");
 }

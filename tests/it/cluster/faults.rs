@@ -1,11 +1,12 @@
 //! The crate `cluster` alone, with a stand-in API server that refuses, hangs and forgets.
 
 use crate::cluster::pods_source::{serve, watching};
-use crate::daemon::process::{House, SOON, WHOLE};
 use crate::support::api_server::{ApiServer, NODE, Read, Unread, pod};
 use crate::support::batches::batches;
-use crate::support::kubelet_bench::{Node, Recipe, resource};
-use crate::support::wait::until_some;
+use crate::support::gpus::{WHOLE, resource};
+use crate::support::kubelet_node::{KubeletNode, NodeOptions};
+use crate::support::process_node::ProcessNode;
+use crate::support::wait::{SOON, until_some};
 use berth_cluster::ApiServer as Reach;
 use berth_cluster::{self, ApiServerStatus, Settings};
 use berth_kernel::evidence::pods::PodsView;
@@ -17,19 +18,19 @@ use std::time::{Duration, Instant};
 
 pub(crate) fn settings(server: &ApiServer, folder: &Path) -> Settings {
     let reach = Reach::Kubeconfig(server.kubeconfig(folder));
-    let (again, lost) = (Duration::from_millis(50), Duration::from_millis(50));
-    Settings { again, lost, ..Settings::new(reach, NODE.into()) }
+    let wait = Duration::from_millis(50);
+    Settings { retry_interval: wait, reconnect_wait_max: wait, ..Settings::new(reach, NODE.into()) }
 }
 
 /// The pods as the ledger has them.
-pub(crate) fn view(node: &Node) -> Option<Arc<PodsView>> {
+pub(crate) fn view(node: &KubeletNode) -> Option<Arc<PodsView>> {
     node.kernel.snapshot().pods.clone()
 }
 
-pub(crate) async fn soon<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+pub(crate) async fn soon<T>(what: &str, mut find: impl FnMut() -> Option<T>) -> T {
     let end = Instant::now() + SOON;
     loop {
-        if let Some(found) = look() {
+        if let Some(found) = find() {
             return found;
         }
         assert!(Instant::now() < end, "never: {what}");
@@ -40,9 +41,9 @@ pub(crate) async fn soon<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hanging_watch_disconnects_the_source_until_one_answers() {
     let (server, folder) = (ApiServer::start(), tempfile::tempdir().unwrap());
-    let node = Recipe::default().idle().await;
-    let (watch, silence) = (Duration::from_secs(1), Duration::from_millis(1500));
-    let settings = Settings { watch, silence, ..settings(&server, folder.path()) };
+    let node = NodeOptions::default().unstarted().await;
+    let (watch_timeout, read_timeout) = (Duration::from_secs(1), Duration::from_millis(1500));
+    let settings = Settings { watch_timeout, read_timeout, ..settings(&server, folder.path()) };
     server.world.apply(pod("ns", "first", "a-1", &[]));
     let running = berth_cluster::start(settings, node.kernel.clone(), batches(&node.kernel));
     running.allow_connection();
@@ -73,9 +74,9 @@ async fn a_hanging_watch_disconnects_the_source_until_one_answers() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pod_that_may_call_allocate_next_is_submitted_at_once_and_others_are_batched() {
     let (server, folder) = (ApiServer::start(), tempfile::tempdir().unwrap());
-    let node = Recipe::default().idle().await;
+    let node = NodeOptions::default().unstarted().await;
     // Longer than this test waits for anything.
-    let settings = Settings { gather: 10 * SOON, ..settings(&server, folder.path()) };
+    let settings = Settings { batch_window: 10 * SOON, ..settings(&server, folder.path()) };
     server.world.apply(pod("ns", "first", "a-1", &[(WHOLE, 1)]));
     let running = berth_cluster::start(settings, node.kernel.clone(), batches(&node.kernel));
     running.allow_connection();
@@ -97,7 +98,7 @@ async fn a_pod_that_may_call_allocate_next_is_submitted_at_once_and_others_are_b
 #[tokio::test(flavor = "multi_thread")]
 async fn the_condition_is_not_written_before_its_last_transition_is_known() {
     let (server, folder) = (ApiServer::start(), tempfile::tempdir().unwrap());
-    let node = Recipe::default().idle().await;
+    let node = NodeOptions::default().unstarted().await;
     let (condition, then) = ("GPUUnavailable", "2020-02-02T02:02:02Z");
     server.world.state.lock().unwrap().writes.conditions.insert(
         condition.into(),
@@ -148,21 +149,21 @@ async fn a_kubeconfig_that_runs_a_program_for_its_credentials_is_refused_and_not
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lasting_error_is_logged_once() {
     let server = ApiServer::start();
-    let house = House::new("gpus: sim:4xh100\n").await;
+    let node = ProcessNode::new("gpus: sim:4xh100\n").await;
     for code in [403, 500] {
         server.world.read_fault(Read::Pods, Some(Unread::Refuse(code)));
         let before = server.world.unread();
-        let serving = serve(&house, &server);
+        let daemon = serve(&node, &server);
         until_some("it is tried again", || (server.world.unread() >= before + 3).then_some(()));
         server.world.read_fault(Read::Pods, None);
-        watching(&serving);
+        watching(&daemon);
         let is_about_it = |line: &str| {
             line.contains("refused by the test")
                 || line.contains("kube_runtime")
                 || line.contains("kube_client")
         };
-        serving.line(is_about_it);
-        let log = serving.log();
+        daemon.line(is_about_it);
+        let log = daemon.log();
         assert_eq!(log.lines().filter(|line| is_about_it(line)).count(), 1, "{code}: {log}");
     }
 }

@@ -2,11 +2,13 @@
 //! and a second writer.
 
 use crate::cluster::pods_source as cluster;
-use crate::daemon::process::{House, SHARED, SOON, Serving, WHOLE};
 use crate::support::admin_fakes::MemoryPolicies;
 use crate::support::api_server::ApiServer;
 use crate::support::api_writes::{Fault, Write};
+use crate::support::gpus::{SHARED, WHOLE};
 use crate::support::kubelet_fakes::{MapStore, RealClock};
+use crate::support::process_node::{DaemonProcess, ProcessNode};
+use crate::support::wait::SOON;
 use berth_cluster::node_labels::{Facts, Labels, labels};
 use berth_core::keeper::Keeper;
 use berth_core::stack::Baseline;
@@ -158,14 +160,14 @@ fn file_of(path: &Path) -> BTreeMap<String, String> {
     text.lines().map(|line| line.split_once('=').map(|(k, v)| (k.into(), v.into())).unwrap()).collect()
 }
 
-fn check(serving: &Serving) -> Option<Value> {
-    let node = serving.call("GET", "/node", &Value::Null);
+fn check(daemon: &DaemonProcess) -> Option<Value> {
+    let node = daemon.call("GET", "/node", &Value::Null);
     node["checks"].as_array().unwrap().iter().find(|check| check["name"] == "labels").cloned()
 }
 
 /// The same as alerts see it.
-fn noted(serving: &Serving) -> Option<String> {
-    let text = ureq::get(serving.base.replace("/api/v1", "/metrics")).call().unwrap();
+fn noted(daemon: &DaemonProcess) -> Option<String> {
+    let text = ureq::get(daemon.base.replace("/api/v1", "/metrics")).call().unwrap();
     let text = text.into_body().read_to_string().unwrap();
     let mut lines = text.lines();
     lines.find_map(|line| line.strip_prefix("berth_check_warning{check=\"labels\"} ").map(str::to_owned))
@@ -175,13 +177,13 @@ fn noted(serving: &Serving) -> Option<String> {
 async fn a_file_for_nfd_follows_the_node_and_is_removed_for_another_writer() {
     let features = tempfile::tempdir().unwrap();
     let path = features.path().join("berth");
-    let house = House::new(&format!(
+    let node = ProcessNode::new(&format!(
         "gpus: sim:2xl4\nlabels: {{ nfdFile: {} }}\nstack: [{{ policy: timeslice, parameters: {{ replicas: 4, resource: {WHOLE} }} }}]",
         path.display()
     ))
     .await;
-    let serving = house.serve();
-    house.kubelet.wait_allocatable(WHOLE, 8, SOON).await.unwrap();
+    let daemon = node.serve();
+    node.kubelet.wait_allocatable(WHOLE, 8, SOON).await.unwrap();
     let shared = crate::support::wait::until_some("the file has labels", || {
         let labels = file_of(&path);
         (labels.get("nvidia.com/gpu.replicas").map(String::as_str) == Some("4")).then_some(labels)
@@ -189,14 +191,14 @@ async fn a_file_for_nfd_follows_the_node_and_is_removed_for_another_writer() {
     assert_eq!(shared["nvidia.com/gpu.product"], "NVIDIA-L4-SHARED");
     assert_eq!(shared["nvidia.com/gpu.sharing-strategy"], "time-slicing");
     crate::support::wait::until_some("it is reported", || {
-        check(&serving).filter(|check| check["detail"].is_null())
+        check(&daemon).filter(|check| check["detail"].is_null())
     });
-    assert_eq!(noted(&serving).as_deref(), Some("0"));
+    assert_eq!(noted(&daemon).as_deref(), Some("0"));
 
     // Under a name of their own, shares do not change what the product is called.
     let stack = serde_json::json!({"entries": [{"policy": "timeslice", "parameters": {"replicas": 3}}]});
-    serving.call("PUT", "/stack", &stack);
-    house.kubelet.wait_allocatable(SHARED, 6, SOON).await.unwrap();
+    daemon.call("PUT", "/stack", &stack);
+    node.kubelet.wait_allocatable(SHARED, 6, SOON).await.unwrap();
     crate::support::wait::until_some("the file follows", || {
         let labels = file_of(&path);
         let now =
@@ -206,16 +208,16 @@ async fn a_file_for_nfd_follows_the_node_and_is_removed_for_another_writer() {
 
     std::fs::write(features.path().join("gfd"), "nvidia.com/gfd.timestamp=1700000000\n").unwrap();
     // Any change of the node triggers the check.
-    house.start("a", SHARED, 1).await.unwrap();
+    node.start("a", SHARED, 1).await.unwrap();
     crate::support::wait::until_some("ours stands back", || (!path.exists()).then_some(()));
     crate::support::wait::until_some("it says why", || {
-        check(&serving)
+        check(&daemon)
             .filter(|check| check["detail"].as_str().is_some_and(|why| why.contains("gfd.timestamp")))
     });
-    serving.line(|line| line.contains("gfd.timestamp"));
-    assert_eq!(noted(&serving).as_deref(), Some("1"));
+    daemon.line(|line| line.contains("gfd.timestamp"));
+    assert_eq!(noted(&daemon).as_deref(), Some("1"));
     std::fs::remove_file(features.path().join("gfd")).unwrap();
-    house.start("b", SHARED, 1).await.unwrap();
+    node.start("b", SHARED, 1).await.unwrap();
     crate::support::wait::until_some("it is back", || path.exists().then_some(()));
 }
 
@@ -223,13 +225,13 @@ async fn a_file_for_nfd_follows_the_node_and_is_removed_for_another_writer() {
 async fn the_node_is_patched_with_our_labels_and_no_others() {
     let server = ApiServer::start();
     server.world.label("zone", "a", "another-client");
-    let house = House::new("gpus: sim:2xh100\nlabels: { node: true }").await;
+    let node = ProcessNode::new("gpus: sim:2xh100\nlabels: { node: true }").await;
     server.world.fault(Write::Labels, Some(Fault::Forbidden));
-    let serving = cluster::serve(&house, &server);
-    house.kubelet.wait_allocatable(WHOLE, 2, SOON).await.unwrap();
+    let daemon = cluster::serve(&node, &server);
+    node.kubelet.wait_allocatable(WHOLE, 2, SOON).await.unwrap();
     crate::support::wait::until_some("the right that lacks is named", || {
         let says = |check: &Value| check["detail"].as_str().is_some_and(|why| why.contains("berth-label"));
-        check(&serving).filter(says)
+        check(&daemon).filter(says)
     });
     server.world.fault(Write::Labels, None);
     let product = || server.world.labels().get("nvidia.com/gpu.product").cloned();
@@ -238,18 +240,18 @@ async fn the_node_is_patched_with_our_labels_and_no_others() {
     });
     assert_eq!(server.world.labels()["zone"], "a");
     crate::support::wait::until_some("it is reported", || {
-        check(&serving).filter(|check| check["detail"].is_null())
+        check(&daemon).filter(|check| check["detail"].is_null())
     });
-    assert_eq!(check(&serving).unwrap()["ok"], true);
+    assert_eq!(check(&daemon).unwrap()["ok"], true);
 
     // Another writer appears: Berth's labels are removed at the next check.
     server.world.label("nvidia.com/gfd.timestamp", "1700000000", "nfd-master");
     let stack = serde_json::json!({"entries": [{"policy": "timeslice", "parameters": {"replicas": 3}}]});
-    serving.call("PUT", "/stack", &stack);
+    daemon.call("PUT", "/stack", &stack);
     crate::support::wait::until_some("ours are gone", || product().is_none().then_some(()));
     assert_eq!(server.world.labels().keys().collect::<Vec<_>>(), ["nvidia.com/gfd.timestamp", "zone"]);
     crate::support::wait::until_some("it says why", || {
-        check(&serving)
+        check(&daemon)
             .filter(|check| check["detail"].as_str().is_some_and(|why| why.contains("gfd.timestamp")))
     });
 }
@@ -258,25 +260,25 @@ async fn the_node_is_patched_with_our_labels_and_no_others() {
 async fn labels_of_other_managers_are_not_overwritten_and_labels_are_off_by_default() {
     let server = ApiServer::start();
     server.world.label("nvidia.com/gpu.count", "7", "another-client");
-    let house = House::new("gpus: sim:1xt4").await;
-    let serving = cluster::serve(&house, &server);
-    house.kubelet.wait_allocatable(WHOLE, 1, SOON).await.unwrap();
-    cluster::watching(&serving);
-    assert_eq!(check(&serving), None, "not unless it is asked for");
-    serving.stop();
+    let node = ProcessNode::new("gpus: sim:1xt4").await;
+    let daemon = cluster::serve(&node, &server);
+    node.kubelet.wait_allocatable(WHOLE, 1, SOON).await.unwrap();
+    cluster::watching(&daemon);
+    assert_eq!(check(&daemon), None, "not unless it is asked for");
+    daemon.stop();
     assert_eq!(server.world.labels().len(), 1);
 
-    let house = House::new("gpus: sim:1xt4\nlabels: { node: true }").await;
-    let serving = cluster::serve(&house, &server);
+    let node = ProcessNode::new("gpus: sim:1xt4\nlabels: { node: true }").await;
+    let daemon = cluster::serve(&node, &server);
     crate::support::wait::until_some("the conflict is reported", || {
         let says =
             |check: &Value| check["detail"].as_str().is_some_and(|w| w.contains("nvidia.com/gpu.count"));
-        check(&serving).filter(says)
+        check(&daemon).filter(says)
     });
     let labels = server.world.labels();
     assert_eq!(labels["nvidia.com/gpu.count"], "7");
     assert_eq!(labels["nvidia.com/gpu.product"], "Tesla-T4", "the others stand");
-    serving.stop();
+    daemon.stop();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -287,22 +289,22 @@ async fn a_file_for_nfd_is_removed_for_a_writer_that_shows_only_on_the_node() {
     let server = ApiServer::start();
     server.world.label("nvidia.com/gfd.timestamp", "1700000000", "nfd-master");
     let settings = format!("gpus: sim:1xt4\nlabels: {{ nfdFile: {} }}", path.display());
-    let house = House::new(&settings).await;
-    let serving = cluster::serve(&house, &server);
-    house.kubelet.wait_allocatable(WHOLE, 1, SOON).await.unwrap();
+    let node = ProcessNode::new(&settings).await;
+    let daemon = cluster::serve(&node, &server);
+    node.kubelet.wait_allocatable(WHOLE, 1, SOON).await.unwrap();
     crate::support::wait::until_some("it says why", || {
         let says = |check: &Value| check["detail"].as_str().is_some_and(|w| w.contains("on the node object"));
-        check(&serving).filter(says)
+        check(&daemon).filter(says)
     });
     assert!(!path.exists(), "what an earlier start wrote goes");
-    serving.stop();
+    daemon.stop();
     // Without one it writes as ever.
     let server = ApiServer::start();
-    let house = House::new(&settings).await;
-    let serving = cluster::serve(&house, &server);
-    house.kubelet.wait_allocatable(WHOLE, 1, SOON).await.unwrap();
+    let node = ProcessNode::new(&settings).await;
+    let daemon = cluster::serve(&node, &server);
+    node.kubelet.wait_allocatable(WHOLE, 1, SOON).await.unwrap();
     crate::support::wait::until_some("the file has labels", || {
         file_of(&path).contains_key("nvidia.com/gpu.product").then_some(())
     });
-    serving.stop();
+    daemon.stop();
 }

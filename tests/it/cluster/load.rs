@@ -3,8 +3,8 @@
 use crate::cluster::faults::{settings, soon, view};
 use crate::support::api_server::{ApiServer, Cut, LIST, NODE_READ, NODE_WATCH, Read, Unread, WATCH, pod};
 use crate::support::batches::batches;
-use crate::support::kubelet_bench::{Node, Recipe};
-use berth_cluster::{self, ApiServerStatus, Running, Settings, WatchedLabel};
+use crate::support::kubelet_node::{KubeletNode, NodeOptions};
+use berth_cluster::{self, ApiServerStatus, ClusterTasks, Settings, WatchedLabel};
 use std::time::{Duration, Instant};
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -13,8 +13,8 @@ const LABEL: &str = "nvidia.com/device-plugin.config";
 /// A watched API server with one pod, the daemon's room that watches it, and its node.
 struct Watched {
     server: ApiServer,
-    node: Node,
-    running: Running,
+    node: KubeletNode,
+    running: ClusterTasks,
     _folder: tempfile::TempDir,
 }
 
@@ -30,7 +30,7 @@ impl Watched {
         folder: tempfile::TempDir,
         change: impl FnOnce(Settings) -> Settings,
     ) -> Self {
-        let node = Recipe::default().idle().await;
+        let node = NodeOptions::default().unstarted().await;
         let settings = change(settings(&server, folder.path()));
         let running = berth_cluster::start(settings, node.kernel.clone(), batches(&node.kernel));
         running.allow_connection();
@@ -58,7 +58,7 @@ impl Watched {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_idle_daemon_sends_one_request_per_watch_and_no_other() {
-    let watched = Watched::start(|settings| Settings { watch: SECOND, ..settings }).await;
+    let watched = Watched::start(|settings| Settings { watch_timeout: SECOND, ..settings }).await;
     let world = &watched.server.world;
     let condition = || world.requests().keys().any(|what| what.starts_with("PATCH ")).then_some(());
     soon("the condition is written", condition).await;
@@ -98,8 +98,8 @@ fn followed() -> (WatchedLabel, tokio::sync::watch::Receiver<Option<String>>) {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_label_that_is_followed_costs_one_request_for_each_watch_of_the_node() {
     let (label, seen) = followed();
-    let watched =
-        Watched::start(|settings| Settings { watch: SECOND, followed: Some(label), ..settings }).await;
+    let change = |settings| Settings { watch_timeout: SECOND, watched_label: Some(label), ..settings };
+    let watched = Watched::start(change).await;
     let world = &watched.server.world;
     let condition = || world.requests().keys().any(|what| what.starts_with("PATCH ")).then_some(());
     soon("the condition is written", condition).await;
@@ -123,7 +123,7 @@ async fn a_label_that_is_followed_costs_one_request_for_each_watch_of_the_node()
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lost_watch_of_the_node_resumes_and_reads_the_label_only_if_needed() {
     let (label, seen) = followed();
-    let watched = Watched::start(|settings| Settings { followed: Some(label), ..settings }).await;
+    let watched = Watched::start(|settings| Settings { watched_label: Some(label), ..settings }).await;
     let world = &watched.server.world;
     // The whole node is read before the condition is written, and this test counts that read, too.
     let condition = || world.requests().keys().any(|what| what.starts_with("PATCH ")).then_some(());
@@ -157,7 +157,7 @@ async fn without_the_right_to_watch_the_node_its_label_is_read_with_each_attempt
     server.world.read_fault(Read::NodeWatch, Some(Unread::Refuse(403)));
     let (label, seen) = followed();
     let watched =
-        Watched::of(server, folder, |settings| Settings { followed: Some(label), ..settings }).await;
+        Watched::of(server, folder, |settings| Settings { watched_label: Some(label), ..settings }).await;
     let world = &watched.server.world;
     world.label(LABEL, "first", "kubectl");
     soon("the label is seen", || (seen.borrow().as_deref() == Some("first")).then_some(())).await;
@@ -252,7 +252,7 @@ async fn bookmarks_keep_a_quiet_watch_alive() {
     let (server, folder) = (ApiServer::start(), tempfile::tempdir().unwrap());
     server.world.apply(pod("ns", "first", "a-1", &[]));
     server.world.bookmarks(Duration::from_millis(200));
-    let change = |settings| Settings { watch: 3 * SECOND, silence: SECOND, ..settings };
+    let change = |settings| Settings { watch_timeout: 3 * SECOND, read_timeout: SECOND, ..settings };
     let watched = Watched::of(server, folder, change).await;
     let world = &watched.server.world;
     let mut link = watched.running.link();
@@ -274,7 +274,7 @@ async fn bookmarks_keep_a_quiet_watch_alive() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn without_bookmarks_a_silent_watch_is_lost() {
-    let watched = Watched::start(|settings| Settings { silence: SECOND, ..settings }).await;
+    let watched = Watched::start(|settings| Settings { read_timeout: SECOND, ..settings }).await;
     let world = &watched.server.world;
     soon("the next watch", || (world.came(WATCH).len() >= 2).then_some(())).await;
     let asked = world.came(WATCH);
@@ -286,10 +286,13 @@ async fn without_bookmarks_a_silent_watch_is_lost() {
 #[test]
 fn each_process_chooses_a_random_length_of_its_watches() {
     let drawn = || Settings::new(berth_cluster::ApiServer::Off, "n".into());
-    let all: Vec<_> = (0..32).map(|_| drawn().watch.as_secs()).collect();
+    let all: Vec<_> = (0..32).map(|_| drawn().watch_timeout.as_secs()).collect();
     assert!(all.iter().all(|seconds| (300..=600).contains(seconds)), "{all:?}");
     assert!(all.iter().any(|seconds| *seconds != all[0]), "{all:?}");
     let settings = drawn();
-    assert_eq!((settings.silence, settings.lost), (150 * SECOND, 10 * SECOND));
-    assert!(settings.silence < settings.watch, "a dead connection is noticed before its watch would end");
+    assert_eq!((settings.read_timeout, settings.reconnect_wait_max), (150 * SECOND, 10 * SECOND));
+    assert!(
+        settings.read_timeout < settings.watch_timeout,
+        "a dead connection is noticed before its watch would end"
+    );
 }

@@ -10,9 +10,9 @@ use std::path::Path;
 use tempfile::TempDir;
 
 /// A configuration with all settings of the admin API.
-struct Node(TempDir);
+struct AdminConfig(TempDir);
 
-impl Node {
+impl AdminConfig {
     fn new() -> Self {
         let node = Self(tempfile::tempdir().unwrap());
         let (server, clients) = (Ca::new(), Ca::new());
@@ -62,7 +62,7 @@ admin:
 
 #[test]
 fn the_configured_access_is_shown() {
-    let node = Node::new();
+    let node = AdminConfig::new();
     let checked = node.check(&[]);
     assert_eq!((checked.code, checked.err.as_str()), (0, ""), "{}", checked.out);
     let at = node.folder().display().to_string();
@@ -92,7 +92,7 @@ fn the_configured_access_is_shown() {
 
 #[test]
 fn unusable_files_fail_the_check_and_can_be_skipped() {
-    let node = Node::new();
+    let node = AdminConfig::new();
     let file = |name: &str| node.folder().join(name);
     std::fs::create_dir(file("state")).unwrap();
     // Each in turn, with what is there before and after.
@@ -190,10 +190,10 @@ stack:
     let mut serve = berth(&["serve", "--config", name, "--kubelet-dir"]);
     serve.arg(folder.path()).arg("--state-dir").arg(folder.path().join("state"));
     let serve = ran(serve);
-    for said in [&check, &serve] {
-        assert_eq!((said.code, said.out.as_str()), (1, ""), "{}", said.err);
+    for checked in [&check, &serve] {
+        assert_eq!((checked.code, checked.out.as_str()), (1, ""), "{}", checked.err);
         for line in &lines {
-            assert!(said.err.contains(line), "{line}: {}", said.err);
+            assert!(checked.err.contains(line), "{line}: {}", checked.err);
         }
     }
     // A start would have to compile policies for that, again and again until the file is right.
@@ -221,20 +221,20 @@ fn a_stack_that_cannot_be_called_hides_no_errors_of_the_file() {
     let file = folder.path().join("config.yaml");
     let stack = "gpus: sim:1xt4\nstack: [{ policy: timeslice }]\n";
     write(&file, format!("{stack}memoryOvercommit: 0.5\n")).unwrap();
-    let said = |command: &[&str]| {
+    let run = |command: &[&str]| {
         let mut command = berth(command);
         command.arg(&file).env("TMPDIR", "/nonexistent");
         ran(command)
     };
     let wrong = "line 3, column 19: memoryOvercommit: \"0.5\" is not allowed";
     let unasked = "cannot create a temporary folder for the stack's policies";
-    let check = said(&["config", "check"]);
+    let check = run(&["config", "check"]);
     assert!(check.code == 1 && check.err.contains(wrong), "{}", check.err);
     assert!(check.err.contains(&format!("stack: was not checked: {unasked}")), "{}", check.err);
-    let serve = said(&["serve", "--config"]);
+    let serve = run(&["serve", "--config"]);
     assert!(serve.code == 1 && serve.err.contains(wrong) && !serve.err.contains(unasked), "{}", serve.err);
     write(&file, stack).unwrap();
-    let check = said(&["config", "check"]);
+    let check = run(&["config", "check"]);
     assert!(
         check.code == 1 && check.err.contains(unasked) && !check.err.contains("is wrong"),
         "{}",
@@ -386,7 +386,7 @@ fn the_configurations_in_the_documents_are_accepted() {
     let documented = documented();
     assert!(documented.len() >= 10, "{} found", documented.len());
     for (file, text) in documented {
-        let said = checked(&text, &["--without-files", "--without-gpus"]);
-        assert_eq!(said.code, 0, "{file}:\n{text}\n{}", said.err);
+        let ran = checked(&text, &["--without-files", "--without-gpus"]);
+        assert_eq!(ran.code, 0, "{file}:\n{text}\n{}", ran.err);
     }
 }

@@ -1,8 +1,10 @@
 //! Settings of NVIDIA's device plugin: its files, variables and flags, given to the real binary.
 
 use crate::cli::commands::{berth, ran};
-use crate::daemon::process::{House, SOON, WHOLE};
 use crate::gpus::mig::Rig;
+use crate::support::gpus::WHOLE;
+use crate::support::process_node::ProcessNode;
+use crate::support::wait::SOON;
 use berth_kernel::hardware::health::HealthState;
 use fake_nvml::State;
 use serde_json::Value;
@@ -12,7 +14,7 @@ use std::time::{Duration, Instant};
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_file_of_nvidias_by_config_file_and_variables_are_honoured_or_named() {
     let rig = Rig::new(&State::h100(2), "").await;
-    let file = rig.house.folder.path().join("nvidia.yaml");
+    let file = rig.node.folder.path().join("nvidia.yaml");
     write(
         &file,
         "version: v1
@@ -22,8 +24,8 @@ sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 3}]}}
 ",
     )
     .unwrap();
-    let mut command = crate::daemon::process::berth();
-    let at = rig.house.folder.path();
+    let mut command = crate::support::process_node::berth();
+    let at = rig.node.folder.path();
     let socket = at.join("kubelet/device-plugins/kubelet.sock");
     command
         .args(["serve", "--admin-listen", "127.0.0.1:0", "--driver-root", "/old", "--driver-root", "/"])
@@ -35,10 +37,10 @@ sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 3}]}}
         .envs([("CONFIG_FILE", file.as_os_str()), ("KUBELET_SOCKET", socket.as_os_str())])
         .envs([("PASS_DEVICE_SPECS", ""), ("DP_DISABLE_HEALTHCHECKS", "68,not-an-int,-67")])
         .envs([("MOFED_ENABLED", "true"), ("GFD_ONESHOT", "true"), ("CDI_FEATURE_FLAGS", "a,b")]);
-    let serving = rig.house.serve_as(&mut command);
+    let daemon = rig.node.serve_as(&mut command);
     rig.allocatable(&[(WHOLE, 6)]).await;
-    let ids: Vec<String> = rig.house.kubelet.listed(WHOLE).into_keys().take(1).collect();
-    let answer = rig.house.kubelet.call_plugin_allocate(WHOLE, &ids).await.unwrap();
+    let ids: Vec<String> = rig.node.kubelet.listed(WHOLE).into_keys().take(1).collect();
+    let answer = rig.node.kubelet.call_plugin_allocate(WHOLE, &ids).await.unwrap();
     assert_eq!(answer.envs["NVIDIA_GDS"], "enabled");
     assert_eq!(answer.envs["NVIDIA_MOFED"], "enabled");
     assert!(!answer.envs.contains_key("NVIDIA_GDRCOPY"));
@@ -51,16 +53,16 @@ sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 3}]}}
         "DP_DISABLE_HEALTHCHECKS: \"not-an-int\" is not an XID",
         "DP_DISABLE_HEALTHCHECKS: \"-67\" is not an XID",
     ] {
-        assert!(serving.line(|line| line.contains(named)).contains("WARN"));
+        assert!(daemon.line(|line| line.contains(named)).contains("WARN"));
     }
-    serving.stop();
+    daemon.stop();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_health_checks_nothing_makes_a_gpu_unhealthy() {
     let state = State::h100(2);
     let rig = Rig::new(&state, "").await;
-    let serving = rig.house.serve_as(rig.house.command().env("DP_DISABLE_HEALTHCHECKS", "xids,79"));
+    let daemon = rig.node.serve_as(rig.node.command().env("DP_DISABLE_HEALTHCHECKS", "xids,79"));
     rig.allocatable(&[(WHOLE, 2)]).await;
     let uuid = state.gpus[0].uuid.clone();
     rig.nvml
@@ -72,22 +74,22 @@ async fn without_health_checks_nothing_makes_a_gpu_unhealthy() {
         })
         .unwrap();
     let end = Instant::now() + SOON;
-    let shown = || serving.call("GET", "/gpus", &Value::Null).to_string();
+    let shown = || daemon.call("GET", "/gpus", &Value::Null).to_string();
     while !shown().contains("4321") {
         assert!(Instant::now() < end, "never read again: {}", shown());
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    let gpu = serving.call("GET", &format!("/gpus/{uuid}"), &Value::Null);
+    let gpu = daemon.call("GET", &format!("/gpus/{uuid}"), &Value::Null);
     assert_eq!(gpu["health"]["state"], HealthState::Healthy.as_str(), "{gpu}");
-    assert_eq!(rig.house.kubelet.allocatable(WHOLE), Some(2));
-    serving.stop();
+    assert_eq!(rig.node.kubelet.allocatable(WHOLE), Some(2));
+    daemon.stop();
 }
 
 #[tokio::test]
 async fn gpus_that_cannot_be_read_end_a_start_that_must_not_wait() {
-    let house =
-        House::new("gpus: nvml\nnvmlLibrary: /nowhere/libnvidia-ml.so.1\nfailOnInitError: true").await;
-    let (code, error) = crate::daemon::process::ended(&mut house.command());
+    let node =
+        ProcessNode::new("gpus: nvml\nnvmlLibrary: /nowhere/libnvidia-ml.so.1\nfailOnInitError: true").await;
+    let (code, error) = crate::support::process_node::ended(&mut node.command());
     assert_eq!(code, Some(1), "{error}");
     assert!(error.contains("failOnInitError"), "{error}");
 }

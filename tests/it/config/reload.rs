@@ -1,8 +1,9 @@
 //! A changed configuration file is applied by the running daemon, or refused as a whole.
 
-use crate::daemon::process::{BRISK, House, SHARED, SOON, Serving, WHOLE};
 use crate::support::files::replace;
-use crate::support::wait::until;
+use crate::support::gpus::{SHARED, WHOLE};
+use crate::support::process_node::{BRISK, DaemonProcess, ProcessNode};
+use crate::support::wait::{SOON, until};
 use serde_json::{Value, json};
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -54,18 +55,18 @@ fn shares(replicas: u32) -> String {
     )
 }
 
-fn configuration(serving: &Serving) -> Value {
-    serving.call("GET", "/node", &Value::Null)["configuration"].clone()
+fn configuration(daemon: &DaemonProcess) -> Value {
+    daemon.call("GET", "/node", &Value::Null)["configuration"].clone()
 }
 
 /// Where the active stack comes from, and whether it is in place of the file's.
-fn overridden(serving: &Serving) -> (Value, Value) {
-    let node = serving.call("GET", "/node", &Value::Null);
+fn overridden(daemon: &DaemonProcess) -> (Value, Value) {
+    let node = daemon.call("GET", "/node", &Value::Null);
     (node["stackSource"].clone(), node["fileStackOverridden"].clone())
 }
 
-fn metrics(serving: &Serving) -> String {
-    let url = serving.base.replace("/api/v1", "/metrics");
+fn metrics(daemon: &DaemonProcess) -> String {
+    let url = daemon.base.replace("/api/v1", "/metrics");
     ureq::get(url).call().unwrap().body_mut().read_to_string().unwrap()
 }
 
@@ -74,47 +75,47 @@ fn metrics(serving: &Serving) -> String {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_changed_configmap_changes_sharing_while_pods_run() {
     let mut map = ConfigMap::new(&format!("{BRISK}\ngpus: sim:2xt4\nstack: [{{ policy: exclusive }}]\n"));
-    let house = House::new("gpus: sim:2xt4").await;
+    let node = ProcessNode::new("gpus: sim:2xt4").await;
     let file = map.file();
-    let serving = house.serve_with(&["--config", file.to_str().unwrap()]);
-    house.kubelet.wait_allocatable(WHOLE, 2, SOON).await.unwrap();
-    let pod = house.start("whole", WHOLE, 1).await.unwrap();
-    serving.until("its holder", |live| live.len() == 1 && live[0]["holder"]["pod"] == "whole");
-    let id = serving.live()[0]["id"].clone();
-    let before = configuration(&serving);
+    let daemon = node.serve_with(&["--config", file.to_str().unwrap()]);
+    node.kubelet.wait_allocatable(WHOLE, 2, SOON).await.unwrap();
+    let pod = node.start("whole", WHOLE, 1).await.unwrap();
+    daemon.until("its holder", |live| live.len() == 1 && live[0]["holder"]["pod"] == "whole");
+    let id = daemon.live()[0]["id"].clone();
+    let before = configuration(&daemon);
     assert_eq!(before["file"], file.to_str().unwrap());
     assert_eq!((&before["changed"], &before["needsRestart"]), (&json!([]), &json!([])));
 
     map.write(&shares(3));
     // The held GPU stays the pod's; the free one is cut into shares.
-    house.kubelet.wait_allocatable(SHARED, 3, SOON).await.unwrap();
-    house.kubelet.wait_allocatable(WHOLE, 1, SOON).await.unwrap();
-    let line = serving.line(|line| line.contains("its changes are in effect"));
+    node.kubelet.wait_allocatable(SHARED, 3, SOON).await.unwrap();
+    node.kubelet.wait_allocatable(WHOLE, 1, SOON).await.unwrap();
+    let line = daemon.line(|line| line.contains("its changes are in effect"));
     assert!(line.contains("stack[0].policy: exclusive -> timeslice"), "{line}");
     let change = json!({ "key": "stack[0].parameters.replicas", "to": "3", "effect": "applied" });
-    assert!(configuration(&serving)["changed"].as_array().unwrap().contains(&change));
-    let share = house.start("share", SHARED, 1).await.unwrap();
+    assert!(configuration(&daemon)["changed"].as_array().unwrap().contains(&change));
+    let share = node.start("share", SHARED, 1).await.unwrap();
     map.write(&shares(6));
     // The held share keeps its third of the GPU, which leaves four sixths.
-    house.kubelet.wait_allocatable(SHARED, 5, SOON).await.unwrap();
-    let ids: Vec<Value> = serving.live().iter().map(|live| live["id"].clone()).collect();
+    node.kubelet.wait_allocatable(SHARED, 5, SOON).await.unwrap();
+    let ids: Vec<Value> = daemon.live().iter().map(|live| live["id"].clone()).collect();
     assert!(ids.len() == 2 && ids.contains(&id), "{ids:?}");
-    house.kubelet.delete(&share);
-    house.kubelet.wait_allocatable(SHARED, 6, SOON).await.unwrap();
-    house.kubelet.delete(&pod);
-    house.kubelet.wait_allocatable(SHARED, 12, SOON).await.unwrap();
-    house.kubelet.wait_allocatable(WHOLE, 0, SOON).await.unwrap();
-    assert!(!serving.log().contains("starting again"), "the same process");
-    assert_eq!(house.kubelet.anomalies(), []);
-    serving.stop();
+    node.kubelet.delete(&share);
+    node.kubelet.wait_allocatable(SHARED, 6, SOON).await.unwrap();
+    node.kubelet.delete(&pod);
+    node.kubelet.wait_allocatable(SHARED, 12, SOON).await.unwrap();
+    node.kubelet.wait_allocatable(WHOLE, 0, SOON).await.unwrap();
+    assert!(!daemon.log().contains("starting again"), "the same process");
+    assert_eq!(node.kubelet.anomalies(), []);
+    daemon.stop();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_wrong_file_is_refused_as_a_whole_with_all_its_errors() {
-    let house = House::of(&shares(2)).await;
-    let serving = house.serve();
-    house.kubelet.wait_allocatable(SHARED, 4, SOON).await.unwrap();
-    let file = house.folder.path().join("config.yaml");
+    let node = ProcessNode::of(&shares(2)).await;
+    let daemon = node.serve();
+    node.kubelet.wait_allocatable(SHARED, 4, SOON).await.unwrap();
+    let file = node.folder.path().join("config.yaml");
     let lines = shares(7).lines().count();
     for (text, expected) in [
         (
@@ -146,7 +147,7 @@ async fn a_wrong_file_is_refused_as_a_whole_with_all_its_errors() {
         ("stack: [".into(), vec![(None, "", "this is not YAML")]),
     ] {
         replace(&file, &text);
-        serving.signal("-HUP");
+        daemon.signal("-HUP");
         let holds = |error: &Value| {
             let problems = error["problems"].as_array().cloned().unwrap_or_default();
             problems.len() == expected.len()
@@ -156,44 +157,44 @@ async fn a_wrong_file_is_refused_as_a_whole_with_all_its_errors() {
                         && problem["message"].as_str().unwrap().contains(message)
                 })
         };
-        until(&format!("the errors of {text}"), || holds(&configuration(&serving)["error"]));
-        let line = serving.line(|line| line.contains("is refused") && line.contains(expected[0].2));
+        until(&format!("the errors of {text}"), || holds(&configuration(&daemon)["error"]));
+        let line = daemon.line(|line| line.contains("is refused") && line.contains(expected[0].2));
         assert!(expected.iter().all(|(_, _, message)| line.contains(message)), "{line}");
-        let stack = serving.call("GET", "/stack", &Value::Null);
+        let stack = daemon.call("GET", "/stack", &Value::Null);
         assert_eq!(stack["entries"][0]["parameters"]["replicas"], 2, "the previous stack stays");
     }
-    let checks = serving.call("GET", "/node", &Value::Null)["checks"].clone();
+    let checks = daemon.call("GET", "/node", &Value::Null)["checks"].clone();
     let check = checks.as_array().unwrap().iter().find(|check| check["name"] == "configuration").unwrap();
     assert!(check["ok"] == true && check["detail"].as_str().unwrap().contains("is refused"), "{check}");
-    assert!(metrics(&serving).contains("berth_configuration_refused 1\n"));
-    let share = house.start("share", SHARED, 1).await.unwrap();
-    house.kubelet.delete(&share);
+    assert!(metrics(&daemon).contains("berth_configuration_refused 1\n"));
+    let share = node.start("share", SHARED, 1).await.unwrap();
+    node.kubelet.delete(&share);
     // The next good file, without a signal.
     replace(&file, shares(4));
-    house.kubelet.wait_allocatable(SHARED, 8, SOON).await.unwrap();
-    until("no error", || configuration(&serving)["error"].is_null());
-    assert_eq!(house.kubelet.anomalies(), []);
+    node.kubelet.wait_allocatable(SHARED, 8, SOON).await.unwrap();
+    until("no error", || configuration(&daemon)["error"].is_null());
+    assert_eq!(node.kubelet.anomalies(), []);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_needs_a_restart_is_named_and_the_rest_is_applied() {
-    let house = House::new("gpus: sim:2xt4").await;
-    let serving = house.serve();
-    house.kubelet.wait_allocatable(WHOLE, 2, SOON).await.unwrap();
-    let pod = house.start("whole", WHOLE, 1).await.unwrap();
-    let file = house.folder.path().join("config.yaml");
+    let node = ProcessNode::new("gpus: sim:2xt4").await;
+    let daemon = node.serve();
+    node.kubelet.wait_allocatable(WHOLE, 2, SOON).await.unwrap();
+    let pod = node.start("whole", WHOLE, 1).await.unwrap();
+    let file = node.folder.path().join("config.yaml");
     let text = format!(
         "{BRISK}\ngpus: sim:1xt4\nresource: {RENAMED}\nadmin: {{ limits: {{ readsPerSecond: 5000 }} }}\n\
          containerEdits: {{ deviceIdStrategy: index }}\nadminListen: 127.0.0.1:1\n"
     );
     replace(&file, &text);
-    serving.signal("-HUP");
+    daemon.signal("-HUP");
     // The held device keeps its resource until it is free; both resources are registered meanwhile.
-    house.kubelet.wait_allocatable(RENAMED, 1, SOON).await.unwrap();
-    house.kubelet.wait_allocatable(WHOLE, 1, SOON).await.unwrap();
-    let line = serving.line(|line| line.contains("need a restart of the daemon"));
+    node.kubelet.wait_allocatable(RENAMED, 1, SOON).await.unwrap();
+    node.kubelet.wait_allocatable(WHOLE, 1, SOON).await.unwrap();
+    let line = daemon.line(|line| line.contains("need a restart of the daemon"));
     assert!(line.contains("WARN") && line.contains("gpus: sim:2xt4 -> sim:1xt4"), "{line}");
-    let state = configuration(&serving);
+    let state = configuration(&daemon);
     let keys = |list: &str| -> Vec<String> {
         let list = state[list].as_array().unwrap().iter();
         list.map(|change| {
@@ -205,64 +206,64 @@ async fn what_needs_a_restart_is_named_and_the_rest_is_applied() {
     // `--admin-listen` sets the address.
     let expected = ["adminListen overridden", "containerEdits.deviceIdStrategy applied", "resource applied"];
     assert_eq!(keys("changed"), expected);
-    assert_eq!(serving.call("GET", "/gpus", &Value::Null)["items"].as_array().unwrap().len(), 2);
+    assert_eq!(daemon.call("GET", "/gpus", &Value::Null)["items"].as_array().unwrap().len(), 2);
     // A key that is shown as applied has its effect from the next grant on.
-    let other = house.start("renamed", RENAMED, 1).await.unwrap();
-    let visible = house.kubelet.view(&other, "main").unwrap().envs["NVIDIA_VISIBLE_DEVICES"].clone();
+    let other = node.start("renamed", RENAMED, 1).await.unwrap();
+    let visible = node.kubelet.view(&other, "main").unwrap().envs["NVIDIA_VISIBLE_DEVICES"].clone();
     assert!(["0", "1"].contains(&visible.as_str()), "by its index: {visible}");
-    house.kubelet.delete(&pod);
-    house.kubelet.wait_allocatable(RENAMED, 2, SOON).await.unwrap();
-    house.kubelet.wait_allocatable(WHOLE, 0, SOON).await.unwrap();
-    assert_eq!(house.kubelet.anomalies(), []);
+    node.kubelet.delete(&pod);
+    node.kubelet.wait_allocatable(RENAMED, 2, SOON).await.unwrap();
+    node.kubelet.wait_allocatable(WHOLE, 0, SOON).await.unwrap();
+    assert_eq!(node.kubelet.anomalies(), []);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stack_of_the_api_stays_and_the_files_is_the_next_after_a_reset() {
-    let house = House::of(&shares(2)).await;
-    let serving = house.serve();
-    house.kubelet.wait_allocatable(SHARED, 4, SOON).await.unwrap();
+    let node = ProcessNode::of(&shares(2)).await;
+    let daemon = node.serve();
+    node.kubelet.wait_allocatable(SHARED, 4, SOON).await.unwrap();
     let stack = json!({ "entries": [{ "policy": "timeslice", "parameters": { "replicas": 3 } }] });
-    serving.call("PUT", "/stack", &stack);
-    house.kubelet.wait_allocatable(SHARED, 6, SOON).await.unwrap();
-    replace(&house.folder.path().join("config.yaml"), shares(5));
-    serving.signal("-HUP");
-    let line = serving.line(|line| line.contains("have no effect"));
+    daemon.call("PUT", "/stack", &stack);
+    node.kubelet.wait_allocatable(SHARED, 6, SOON).await.unwrap();
+    replace(&node.folder.path().join("config.yaml"), shares(5));
+    daemon.signal("-HUP");
+    let line = daemon.line(|line| line.contains("have no effect"));
     assert!(line.contains("berth policy reset") && line.contains("replicas: 2 -> 5"), "{line}");
-    assert_eq!(serving.call("GET", "/stack", &Value::Null)["entries"][0]["parameters"]["replicas"], 3);
-    assert_eq!(overridden(&serving), (json!("api"), json!(true)));
-    assert!(metrics(&serving).contains("\nberth_file_stack_overridden 1\n"));
-    serving.call("DELETE", "/stack/override", &Value::Null);
-    house.kubelet.wait_allocatable(SHARED, 10, SOON).await.unwrap();
-    assert_eq!(overridden(&serving), (json!("file"), json!(false)));
-    assert!(metrics(&serving).contains("\nberth_file_stack_overridden 0\n"));
-    assert!(metrics(&serving).contains("\nberth_configuration_refused 0\n"));
-    replace(&house.folder.path().join("config.yaml"), "stack: [{ policy: timeslize }]\n");
-    serving.signal("-HUP");
-    until("the refusal", || metrics(&serving).contains("\nberth_configuration_refused 1\n"));
+    assert_eq!(daemon.call("GET", "/stack", &Value::Null)["entries"][0]["parameters"]["replicas"], 3);
+    assert_eq!(overridden(&daemon), (json!("api"), json!(true)));
+    assert!(metrics(&daemon).contains("\nberth_file_stack_overridden 1\n"));
+    daemon.call("DELETE", "/stack/override", &Value::Null);
+    node.kubelet.wait_allocatable(SHARED, 10, SOON).await.unwrap();
+    assert_eq!(overridden(&daemon), (json!("file"), json!(false)));
+    assert!(metrics(&daemon).contains("\nberth_file_stack_overridden 0\n"));
+    assert!(metrics(&daemon).contains("\nberth_configuration_refused 0\n"));
+    replace(&node.folder.path().join("config.yaml"), "stack: [{ policy: timeslize }]\n");
+    daemon.signal("-HUP");
+    until("the refusal", || metrics(&daemon).contains("\nberth_configuration_refused 1\n"));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_reset_and_a_signal_at_one_moment_leave_the_newest_file_active() {
     let of = |policy: &str| format!("{BRISK}\ngpus: sim:2xt4\nstack: [{{ policy: {policy} }}]\n");
-    let house = House::of(&of("exclusive")).await;
-    let serving = house.serve();
-    house.kubelet.wait_allocatable(WHOLE, 2, SOON).await.unwrap();
-    serving.call("PUT", "/stack", &json!({ "entries": [] }));
-    let file = house.folder.path().join("config.yaml");
+    let node = ProcessNode::of(&of("exclusive")).await;
+    let daemon = node.serve();
+    node.kubelet.wait_allocatable(WHOLE, 2, SOON).await.unwrap();
+    daemon.call("PUT", "/stack", &json!({ "entries": [] }));
+    let file = node.folder.path().join("config.yaml");
     let file_policy =
-        || serving.call("GET", "/stack", &Value::Null)["fileStack"]["entries"][0]["policy"].clone();
+        || daemon.call("GET", "/stack", &Value::Null)["fileStack"]["entries"][0]["policy"].clone();
     replace(&file, of("spread"));
-    serving.signal("-HUP");
+    daemon.signal("-HUP");
     until("the second file", || file_policy() == "spread");
     // The reset first compiles the policy of the second file; meanwhile the third one is read.
     std::thread::scope(|scope| {
-        let reset = scope.spawn(|| serving.call("DELETE", "/stack/override", &Value::Null));
+        let reset = scope.spawn(|| daemon.call("DELETE", "/stack/override", &Value::Null));
         replace(&file, of("exclusive"));
-        serving.signal("-HUP");
+        daemon.signal("-HUP");
         until("the third file", || file_policy() == "exclusive");
         reset.join().unwrap();
     });
-    let active = || serving.call("GET", "/stack", &Value::Null);
+    let active = || daemon.call("GET", "/stack", &Value::Null);
     until("the file's stack to be active", || {
         let stack = active();
         stack["source"] == "file" && stack["entries"][0]["policy"] == "exclusive"
@@ -271,42 +272,42 @@ async fn a_reset_and_a_signal_at_one_moment_leave_the_newest_file_active() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_wrong_stack_behind_a_stack_of_the_api_is_shown_and_the_rest_is_applied() {
-    let house = House::of(&shares(2)).await;
-    let serving = house.serve();
-    house.kubelet.wait_allocatable(SHARED, 4, SOON).await.unwrap();
+    let node = ProcessNode::of(&shares(2)).await;
+    let daemon = node.serve();
+    node.kubelet.wait_allocatable(SHARED, 4, SOON).await.unwrap();
     let stack = json!({ "entries": [{ "policy": "timeslice", "parameters": { "replicas": 3 } }] });
-    serving.call("PUT", "/stack", &stack);
-    let file = house.folder.path().join("config.yaml");
+    daemon.call("PUT", "/stack", &stack);
+    let file = node.folder.path().join("config.yaml");
     let wrong = format!(
         "{}containerEdits: {{ deviceIdStrategy: index }}\n",
         shares(2).replace("policy: timeslice", "policy: timeslize")
     );
     replace(&file, &wrong);
-    serving.signal("-HUP");
-    let file_stack = || serving.call("GET", "/stack", &Value::Null)["fileStack"].clone();
+    daemon.signal("-HUP");
+    let file_stack = || daemon.call("GET", "/stack", &Value::Null)["fileStack"].clone();
     until("the error of the file's stack", || file_stack()["error"].to_string().contains("timeslize"));
     let applied = json!({ "key": "containerEdits.deviceIdStrategy", "to": "index", "effect": "applied" });
     // The stack is applied first, and the configuration is shown as in use after all of it is applied.
     until("the rest of the file to be in use", || {
-        configuration(&serving)["changed"].as_array().unwrap().contains(&applied)
+        configuration(&daemon)["changed"].as_array().unwrap().contains(&applied)
     });
-    let state = configuration(&serving);
+    let state = configuration(&daemon);
     assert!(state["error"].is_null(), "the file is in use: {state}");
-    let pod = house.start("share", SHARED, 1).await.unwrap();
-    let visible = house.kubelet.view(&pod, "main").unwrap().envs["NVIDIA_VISIBLE_DEVICES"].clone();
+    let pod = node.start("share", SHARED, 1).await.unwrap();
+    let visible = node.kubelet.view(&pod, "main").unwrap().envs["NVIDIA_VISIBLE_DEVICES"].clone();
     assert!(["0", "1"].contains(&visible.as_str()), "by its index: {visible}");
     // There is nothing to go back to; with the next good file there is.
-    let refused = serving.call("DELETE", "/stack/override", &Value::Null);
+    let refused = daemon.call("DELETE", "/stack/override", &Value::Null);
     assert!(refused["detail"].as_str().unwrap().contains("timeslize"), "{refused}");
     replace(&file, shares(5));
-    serving.signal("-HUP");
+    daemon.signal("-HUP");
     until("no error", || file_stack()["error"].is_null());
-    house.kubelet.delete(&pod);
-    serving.call("DELETE", "/stack/override", &Value::Null);
-    house.kubelet.wait_allocatable(SHARED, 10, SOON).await.unwrap();
+    node.kubelet.delete(&pod);
+    daemon.call("DELETE", "/stack/override", &Value::Null);
+    node.kubelet.wait_allocatable(SHARED, 10, SOON).await.unwrap();
     // Without a stack of the API the same file is refused as a whole.
     replace(&file, &wrong);
-    serving.signal("-HUP");
-    until("it is refused", || configuration(&serving)["error"]["problems"].to_string().contains("timeslize"));
-    house.kubelet.wait_allocatable(SHARED, 10, SOON).await.unwrap();
+    daemon.signal("-HUP");
+    until("it is refused", || configuration(&daemon)["error"]["problems"].to_string().contains("timeslize"));
+    node.kubelet.wait_allocatable(SHARED, 10, SOON).await.unwrap();
 }

@@ -1,10 +1,11 @@
 //! Which policies a node compiles, and when: those of the stack before it registers, others when they are used; and
 //! which it refuses.
 
-use crate::daemon::process::{House, SOON, Serving, WHOLE, berth, ended};
-use crate::support::admin_bench::Bench;
 use crate::support::admin_fakes::module;
-use crate::support::wait::until;
+use crate::support::admin_node::AdminNode;
+use crate::support::gpus::WHOLE;
+use crate::support::process_node::{DaemonProcess, ProcessNode, berth, ended};
+use crate::support::wait::{SOON, until};
 use berth_kernel::ids::names::Digest;
 use berth_kernel::node::ports::Store;
 use berth_kernel::node::record::{Record, Write};
@@ -15,54 +16,54 @@ use std::sync::atomic::Ordering;
 const SPREAD: &[u8] = include_bytes!("../../../policies-wasm/prebuilt/spread.wasm");
 
 /// Versions that were compiled on this node.
-fn compiled(house: &House) -> usize {
-    let files = std::fs::read_dir(house.folder.path().join("state/policies")).unwrap();
+fn compiled(node: &ProcessNode) -> usize {
+    let files = std::fs::read_dir(node.folder.path().join("state/policies")).unwrap();
     files.filter(|file| file.as_ref().unwrap().path().extension().is_some_and(|end| end == "cwasm")).count()
 }
 
-fn policies(serving: &Serving) -> Vec<Value> {
-    serving.call("GET", "/policies", &Value::Null)["items"].as_array().unwrap().clone()
+fn policies(daemon: &DaemonProcess) -> Vec<Value> {
+    daemon.call("GET", "/policies", &Value::Null)["items"].as_array().unwrap().clone()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_policy_is_compiled_when_it_is_first_named() {
-    let house = House::new("gpus: sim:2xt4\nstack: [{ policy: exclusive }]").await;
-    let serving = house.serve();
-    house.kubelet.wait_allocatable(WHOLE, 2, SOON).await.unwrap();
-    assert_eq!(compiled(&house), 1);
-    let all = policies(&serving);
+    let node = ProcessNode::new("gpus: sim:2xt4\nstack: [{ policy: exclusive }]").await;
+    let daemon = node.serve();
+    node.kubelet.wait_allocatable(WHOLE, 2, SOON).await.unwrap();
+    assert_eq!(compiled(&node), 1);
+    let all = policies(&daemon);
     assert_eq!(all.len(), 9);
     assert!(all.iter().all(|p| p["shipped"] == true && p["summary"].as_str().unwrap().ends_with('.')));
 
     let stack = json!({ "entries": [{ "policy": "binpack" }, { "policy": "exclusive" }] });
-    assert!(serving.call("PUT", "/stack", &stack)["revision"].is_u64());
-    assert_eq!(compiled(&house), 2);
-    house.start("a", WHOLE, 1).await.unwrap();
+    assert!(daemon.call("PUT", "/stack", &stack)["revision"].is_u64());
+    assert_eq!(compiled(&node), 2);
+    node.start("a", WHOLE, 1).await.unwrap();
     // The recorder is behind the grant.
-    let counts = || serving.call("POST", "/replays", &json!({ "policy": "quota" }))["counts"].clone();
+    let counts = || daemon.call("POST", "/replays", &json!({ "policy": "quota" }))["counts"].clone();
     until("the decision", || counts()["admit"].is_object());
     assert_eq!(counts()["admit"]["fails"], 0, "{}", counts());
-    assert_eq!(compiled(&house), 3);
-    let shadow = serving.call("POST", "/shadows", &json!({ "policy": "spread" }));
+    assert_eq!(compiled(&node), 3);
+    let shadow = daemon.call("POST", "/shadows", &json!({ "policy": "spread" }));
     assert!(shadow["id"].is_u64(), "{shadow}");
-    assert_eq!(compiled(&house), 4);
-    serving.stop();
+    assert_eq!(compiled(&node), 4);
+    daemon.stop();
 
     // The next start finds them compiled.
-    let serving = house.serve();
-    house.kubelet.wait_allocatable(WHOLE, 2, SOON).await.unwrap();
-    assert_eq!((compiled(&house), policies(&serving).len()), (4, 9));
+    let daemon = node.serve();
+    node.kubelet.wait_allocatable(WHOLE, 2, SOON).await.unwrap();
+    assert_eq!((compiled(&node), policies(&daemon).len()), (4, 9));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn policies_of_this_release_are_shipped_whatever_an_older_one_recorded() {
-    let house = House::new("gpus: sim:2xt4").await;
-    let serving = house.serve();
-    house.kubelet.wait_allocatable(WHOLE, 2, SOON).await.unwrap();
-    serving.stop();
+    let node = ProcessNode::new("gpus: sim:2xt4").await;
+    let daemon = node.serve();
+    node.kubelet.wait_allocatable(WHOLE, 2, SOON).await.unwrap();
+    daemon.stop();
 
     // As a release leaves it that has none of them.
-    let mut store = SledStore::open(&house.folder.path().join("state/store")).unwrap();
+    let mut store = SledStore::open(&node.folder.path().join("state/store")).unwrap();
     let demoted: Vec<Write> = store
         .load()
         .unwrap()
@@ -80,20 +81,20 @@ async fn policies_of_this_release_are_shipped_whatever_an_older_one_recorded() {
     store.append(&demoted).unwrap();
     drop(store);
 
-    let serving = house.serve();
-    house.kubelet.wait_allocatable(WHOLE, 2, SOON).await.unwrap();
-    let all = policies(&serving);
+    let daemon = node.serve();
+    node.kubelet.wait_allocatable(WHOLE, 2, SOON).await.unwrap();
+    let all = policies(&daemon);
     assert!(all.len() == 9 && all.iter().all(|policy| policy["shipped"] == true), "{all:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn uncompiled_policies_of_an_older_release_are_removed() {
-    let house = House::new("gpus: sim:2xt4").await;
-    let serving = house.serve();
-    house.kubelet.wait_allocatable(WHOLE, 2, SOON).await.unwrap();
-    serving.stop();
+    let node = ProcessNode::new("gpus: sim:2xt4").await;
+    let daemon = node.serve();
+    node.kubelet.wait_allocatable(WHOLE, 2, SOON).await.unwrap();
+    daemon.stop();
 
-    let mut store = SledStore::open(&house.folder.path().join("state/store")).unwrap();
+    let mut store = SledStore::open(&node.folder.path().join("state/store")).unwrap();
     let older = store.load().unwrap().into_iter().find_map(|record| match record {
         Record::Policy(mut version) => {
             version.digest = Digest::parse(&"a".repeat(64)).unwrap();
@@ -105,57 +106,57 @@ async fn uncompiled_policies_of_an_older_release_are_removed() {
     store.append(&[Write::Put(Record::Policy(older.unwrap()))]).unwrap();
     drop(store);
 
-    let serving = house.serve();
-    house.kubelet.wait_allocatable(WHOLE, 2, SOON).await.unwrap();
-    assert_eq!(policies(&serving).len(), 9);
-    assert!(!serving.log().contains("ERROR"), "{}", serving.log());
+    let daemon = node.serve();
+    node.kubelet.wait_allocatable(WHOLE, 2, SOON).await.unwrap();
+    assert_eq!(policies(&daemon).len(), 9);
+    assert!(!daemon.log().contains("ERROR"), "{}", daemon.log());
 }
 
 #[test]
 fn a_policy_that_cannot_be_made_callable_is_neither_activated_nor_tried() {
-    let bench = Bench::new(2);
-    bench.upload(&module("share", "1")).expect(201);
-    bench.policies.busy.store(true, Ordering::SeqCst);
+    let node = AdminNode::new(2);
+    node.upload(&module("share", "1")).expect(201);
+    node.policies.busy.store(true, Ordering::SeqCst);
     let stack = json!({ "entries": [{ "policy": "share" }] }).to_string();
     let candidate = json!({ "policy": "share" }).to_string();
     let asked = [("PUT", "/api/v1/stack", &stack), ("POST", "/api/v1/shadows", &candidate)];
     for (method, path, body) in asked.into_iter().chain([("POST", "/api/v1/trials", &candidate)]) {
-        let answer = bench.json(method, path, body);
+        let answer = node.json(method, path, body);
         let words = answer.problem(503, "busy");
         assert!(words.contains("policy share@") && words.contains("is being compiled"), "{path}: {words}");
         assert!(answer.headers.contains_key("retry-after"), "{path}");
     }
-    assert_eq!(bench.get("/api/v1/stack").expect(200)["revision"], 0);
-    assert_eq!(bench.get("/api/v1/shadows").expect(200)["items"], json!([]));
-    bench.policies.busy.store(false, Ordering::SeqCst);
-    bench.json("PUT", "/api/v1/stack", &stack).expect(200);
+    assert_eq!(node.get("/api/v1/stack").expect(200)["revision"], 0);
+    assert_eq!(node.get("/api/v1/shadows").expect(200)["items"], json!([]));
+    node.policies.busy.store(false, Ordering::SeqCst);
+    node.json("PUT", "/api/v1/stack", &stack).expect(200);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_version_that_a_shadow_uses_is_not_deleted() {
-    let house = House::new("gpus: sim:2xt4").await;
-    let serving = house.serve();
-    house.kubelet.wait_allocatable(WHOLE, 2, SOON).await.unwrap();
+    let node = ProcessNode::new("gpus: sim:2xt4").await;
+    let daemon = node.serve();
+    node.kubelet.wait_allocatable(WHOLE, 2, SOON).await.unwrap();
     // Other bytes, the same policy: a custom section `x` of no bytes.
     let own = [SPREAD, &[0, 2, 1, b'x']].concat();
-    let digest = serving.push(&own)["digest"].as_str().unwrap().to_owned();
-    let shadow = serving.call("POST", "/shadows", &json!({ "policy": "spread", "digest": digest }));
+    let digest = daemon.push(&own)["digest"].as_str().unwrap().to_owned();
+    let shadow = daemon.call("POST", "/shadows", &json!({ "policy": "spread", "digest": digest }));
     let path = format!("/policies/{digest}");
-    let refused = serving.call("DELETE", &path, &Value::Null);
+    let refused = daemon.call("DELETE", &path, &Value::Null);
     assert_eq!(refused["type"], "/problems/in-use", "{refused}");
     let words = format!("is used by shadow {}", shadow["id"]);
     assert!(refused["detail"].as_str().unwrap().contains(&words), "{refused}");
-    serving.call("DELETE", &format!("/shadows/{}", shadow["id"]), &Value::Null);
-    serving.call("DELETE", &path, &Value::Null);
-    assert_eq!(policies(&serving).len(), 9);
+    daemon.call("DELETE", &format!("/shadows/{}", shadow["id"]), &Value::Null);
+    daemon.call("DELETE", &path, &Value::Null);
+    assert_eq!(policies(&daemon).len(), 9);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn parameters_of_a_policy_that_offers_nothing_are_read_before_the_first_pod() {
-    let house = House::new("gpus: sim:2xt4").await;
-    let serving = house.serve();
-    house.kubelet.wait_allocatable(WHOLE, 2, SOON).await.unwrap();
-    let before = serving.call("GET", "/stack", &Value::Null)["revision"].clone();
+    let node = ProcessNode::new("gpus: sim:2xt4").await;
+    let daemon = node.serve();
+    node.kubelet.wait_allocatable(WHOLE, 2, SOON).await.unwrap();
+    let before = daemon.call("GET", "/stack", &Value::Null)["revision"].clone();
     let cases = [
         ("quota", json!({ "defualt": { "devices": 1 } })),
         ("binpack", json!({ "resources": "nvidia.com/gpu" })),
@@ -163,14 +164,14 @@ async fn parameters_of_a_policy_that_offers_nothing_are_read_before_the_first_po
     ];
     for (policy, parameters) in cases {
         let stack = json!({ "entries": [{ "policy": policy, "parameters": parameters }] });
-        let refused = serving.call("PUT", "/stack", &stack);
+        let refused = daemon.call("PUT", "/stack", &stack);
         assert_eq!(refused["type"], "/problems/stack-fails", "{refused}");
         assert!(refused["detail"].as_str().unwrap().contains(policy), "{refused}");
     }
-    assert_eq!(serving.call("GET", "/stack", &Value::Null)["revision"], before);
+    assert_eq!(daemon.call("GET", "/stack", &Value::Null)["revision"], before);
     // And the same in a file.
-    let wrong = format!("{}\nstack: [{{ policy: quota, parameters: {{ defualt: {{}} }} }}]", house.settings);
-    let file = house.folder.path().join("wrong.yaml");
+    let wrong = format!("{}\nstack: [{{ policy: quota, parameters: {{ defualt: {{}} }} }}]", node.settings);
+    let file = node.folder.path().join("wrong.yaml");
     std::fs::write(&file, wrong).unwrap();
     let check = |file: &std::path::Path| ended(berth().args(["config", "check"]).arg(file));
     let (code, words) = check(&file);

@@ -1,9 +1,10 @@
 //! Situations of public reports that are of no other module's subject: the program as its users run it, with files,
 //! simulated GPUs and the stand-in kubelet. `just reports` runs all tests with a `Report:` (tests/reports/README.md).
 
-use crate::daemon::process::{House, SOON, Serving, WHOLE, berth};
 use crate::support::client::agent;
-use crate::support::wait::until;
+use crate::support::gpus::WHOLE;
+use crate::support::process_node::{BRISK, DaemonProcess, ProcessNode, berth, without_override};
+use crate::support::wait::{SOON, until};
 use kubelet_standin::{Kubelet, Options};
 use serde_json::Value;
 use std::os::unix::fs::PermissionsExt;
@@ -20,21 +21,12 @@ fn node_check(config: &Path, args: &[&Path], check: &str) -> String {
 }
 
 /// Whether the daemon is ready, and the message of one of its checks.
-fn readiness(serving: &Serving, check: &str) -> (bool, String) {
-    let url = serving.base.replace("/api/v1", "/readyz");
+fn readiness(daemon: &DaemonProcess, check: &str) -> (bool, String) {
+    let url = daemon.base.replace("/api/v1", "/readyz");
     let mut answer = agent(SOON).get(url).call().unwrap();
     let body: Value = serde_json::from_str(&answer.body_mut().read_to_string().unwrap()).unwrap();
     let check = body["checks"].as_array().unwrap().iter().find(|one| one["name"] == check).unwrap().clone();
     (answer.status() == 200, check["detail"].as_str().unwrap_or_default().to_owned())
-}
-
-/// A command against the daemon of this node, and what it prints.
-fn cli(house: &House, serving: &Serving, args: &[&str]) -> String {
-    let (server, token) = (serving.base.replace("/api/v1", ""), house.folder.path().join("state/token"));
-    let mut command = berth();
-    command.args(args).arg("--server").arg(server).arg("--token-file").arg(token);
-    let output = command.stdout(Stdio::piped()).stderr(Stdio::piped()).output().unwrap();
-    String::from_utf8(output.stdout).unwrap() + &String::from_utf8(output.stderr).unwrap()
 }
 
 /// A kubelet with another `--root-dir` has its pod-resources there, and device-plugins in /var/lib/kubelet
@@ -59,11 +51,11 @@ async fn a_kubelet_with_another_root_folder_is_found_and_its_pods_end() {
     );
     std::fs::write(proc.join("net/unix"), table).unwrap();
     let settings = format!("gpus: sim:2xt4\nprocesses: {{ procRoot: {} }}\n", proc.display());
-    let house = House { folder, kubelet, settings: format!("{}\n{settings}", crate::daemon::process::BRISK) };
-    let config = house.folder.path().join("check.yaml");
-    std::fs::write(&config, &house.settings).unwrap();
+    let node = ProcessNode { folder, kubelet, settings: format!("{}\n{settings}", BRISK) };
+    let config = node.folder.path().join("check.yaml");
+    std::fs::write(&config, &node.settings).unwrap();
     let check = |setting: &str, path: &Path, line: &str| {
-        let state = house.folder.path().join("state");
+        let state = node.folder.path().join("state");
         node_check(&config, &[Path::new("--state-dir"), &state, Path::new(setting), path], line)
     };
     let line = check("--kubelet-dir", &kubelet_dir, "pod-resources socket");
@@ -75,29 +67,29 @@ async fn a_kubelet_with_another_root_folder_is_found_and_its_pods_end() {
     assert!(line.starts_with("WARN") && line.contains(&expected), "{line}");
 
     // Pods get GPUs, and none can be known to have ended: not ready, with the path.
-    let serving = house.serve();
-    house.kubelet.wait_allocatable(WHOLE, 2, SOON).await.unwrap();
+    let daemon = node.serve();
+    node.kubelet.wait_allocatable(WHOLE, 2, SOON).await.unwrap();
     let missing = format!("{}/pod-resources/kubelet.sock does not exist", kubelet_dir.display());
-    until("the missing source", || readiness(&serving, "evidence").1.contains(&missing));
-    assert!(!readiness(&serving, "evidence").0);
-    assert!(readiness(&serving, "evidence").1.contains("no allocation can end"));
-    let shown = cli(&house, &serving, &["node", "show"]);
+    until("the missing source", || readiness(&daemon, "evidence").1.contains(&missing));
+    assert!(!readiness(&daemon, "evidence").0);
+    assert!(readiness(&daemon, "evidence").1.contains("no allocation can end"));
+    let shown = daemon.run_client(&["node", "show"]).1;
     assert!(shown.contains("not ready") && shown.contains(&missing), "{shown}");
-    serving.stop();
+    daemon.stop();
 
-    let settings = format!("{}kubeletRootDir: {}\n", house.settings, root.display());
-    let house = House { settings, ..house };
-    std::fs::write(&config, &house.settings).unwrap();
+    let settings = format!("{}kubeletRootDir: {}\n", node.settings, root.display());
+    let node = ProcessNode { settings, ..node };
+    std::fs::write(&config, &node.settings).unwrap();
     let line = node_check(&config, &[Path::new("--kubelet-dir"), &kubelet_dir], "pod-resources socket");
     let path = root.join("pod-resources/kubelet.sock");
     assert!(line.starts_with("ok") && line.contains(path.to_str().unwrap()), "{line}");
-    let serving = house.serve();
-    house.kubelet.wait_allocatable(WHOLE, 2, SOON).await.unwrap();
-    until("it is ready", || readiness(&serving, "evidence").0);
-    let uid = house.start("train", WHOLE, 1).await.unwrap();
-    serving.until("its name", |live| live.len() == 1 && live[0]["holder"]["pod"] == "train");
-    house.kubelet.delete(&uid);
-    serving.until("its end", <[Value]>::is_empty);
+    let daemon = node.serve();
+    node.kubelet.wait_allocatable(WHOLE, 2, SOON).await.unwrap();
+    until("it is ready", || readiness(&daemon, "evidence").0);
+    let uid = node.start("train", WHOLE, 1).await.unwrap();
+    daemon.until("its name", |live| live.len() == 1 && live[0]["holder"]["pod"] == "train");
+    node.kubelet.delete(&uid);
+    daemon.until("its end", <[Value]>::is_empty);
 }
 
 /// The system denies the plugin the kubelet's socket: another user, a missing capability, or SELinux.
@@ -105,8 +97,8 @@ async fn a_kubelet_with_another_root_folder_is_found_and_its_pods_end() {
 /// Report: https://github.com/kubernetes/kubernetes/issues/73240
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_denied_kubelet_socket_is_named_with_the_user_by_every_status() {
-    let house = House::new("gpus: sim:2xt4").await;
-    let socket = house.folder.path().join("kubelet/device-plugins/kubelet.sock");
+    let node = ProcessNode::new("gpus: sim:2xt4").await;
+    let socket = node.folder.path().join("kubelet/device-plugins/kubelet.sock");
     let mode = |mode| std::fs::set_permissions(&socket, std::fs::Permissions::from_mode(mode)).unwrap();
     mode(0o000);
     let uid = rustix::process::geteuid();
@@ -119,44 +111,29 @@ async fn a_denied_kubelet_socket_is_named_with_the_user_by_every_status() {
     } else {
         "run it as root"
     };
-    let (serving, line) = without_override(|| {
-        let config = house.folder.path().join("check.yaml");
-        std::fs::write(&config, &house.settings).unwrap();
-        let kubelet = house.folder.path().join("kubelet");
+    let (daemon, line) = without_override(|| {
+        let config = node.folder.path().join("check.yaml");
+        std::fs::write(&config, &node.settings).unwrap();
+        let kubelet = node.folder.path().join("kubelet");
         let line = node_check(&config, &[Path::new("--kubelet-dir"), &kubelet], "kubelet socket");
-        (house.serve(), line)
+        (node.serve(), line)
     });
     assert!(line.starts_with("FAIL") && line.contains(&cause) && line.contains(fix), "{line}");
     let has_both = |text: &str| text.contains(&cause) && text.contains(fix);
-    until("the cause in readyz", || has_both(&readiness(&serving, "kubelet").1));
-    assert!(!readiness(&serving, "kubelet").0);
-    assert!(has_both(
-        &serving.call("GET", "/node", &Value::Null)["resources"][0]["registration"].to_string()
-    ));
+    until("the cause in readyz", || has_both(&readiness(&daemon, "kubelet").1));
+    assert!(!readiness(&daemon, "kubelet").0);
+    assert!(has_both(&daemon.call("GET", "/node", &Value::Null)["resources"][0]["registration"].to_string()));
     assert!(
-        cli(&house, &serving, &["node", "show"]).replace(['\n', ' '], "").contains(&cause.replace(' ', ""))
+        daemon.run_client(&["node", "show"]).1.replace(['\n', ' '], "").contains(&cause.replace(' ', ""))
     );
-    let log = serving.line(|line| line.contains("WARN") && line.contains("refuses this process"));
+    let log = daemon.line(|line| line.contains("WARN") && line.contains("refuses this process"));
     assert!(has_both(&log), "{log}");
-    let url = serving.base.replace("/api/v1", "/metrics");
+    let url = daemon.base.replace("/api/v1", "/metrics");
     let metrics = agent(SOON).get(url).call().unwrap().body_mut().read_to_string().unwrap();
     assert!(metrics.contains("berth_kubelet_registrations_total{outcome=\"denied\"} 1\n"), "{metrics}");
     mode(0o700);
-    house.kubelet.wait_allocatable(WHOLE, 2, SOON).await.unwrap();
-    until("it is ready", || readiness(&serving, "kubelet") == (true, String::new()));
-}
-
-/// Runs `work`, and the programs that it starts, without the right to use files whose mode denies it.
-fn without_override<T: Send>(work: impl FnOnce() -> T + Send) -> T {
-    std::thread::scope(|scope| {
-        let worker = scope.spawn(|| {
-            use rustix::thread::{CapabilitySet, remove_capability_from_bounding_set};
-            // A user who may not drop it does not have it.
-            let _ = remove_capability_from_bounding_set(CapabilitySet::DAC_OVERRIDE);
-            work()
-        });
-        worker.join().unwrap()
-    })
+    node.kubelet.wait_allocatable(WHOLE, 2, SOON).await.unwrap();
+    until("it is ready", || readiness(&daemon, "kubelet") == (true, String::new()));
 }
 
 /// The ConfigMap of a report, pasted whole where the file in it belongs, with a setting at a wrong place.
@@ -172,7 +149,7 @@ fn a_configmap_that_was_pasted_whole_is_recognised_by_every_command_that_reads_a
          timeSlicing:\n        resources:\n          - name: nvidia.com/gpu\n            replicas: 4\n",
     )
     .unwrap();
-    let said = |command: &mut Command| {
+    let run = |command: &mut Command| {
         let output = command.stdout(Stdio::piped()).stderr(Stdio::piped()).output().unwrap();
         let text = String::from_utf8(output.stdout).unwrap() + &String::from_utf8(output.stderr).unwrap();
         (output.status.code(), text)
@@ -187,7 +164,7 @@ fn a_configmap_that_was_pasted_whole_is_recognised_by_every_command_that_reads_a
         &["policy", "activate", "--server", "http://127.0.0.1:1", "--token-file", token],
         &["serve", "--admin-listen", "127.0.0.1:0", "--state-dir", state.to_str().unwrap(), "--config"],
     ] {
-        let (code, text) = said(berth().args(args).arg(&file));
+        let (code, text) = run(berth().args(args).arg(&file));
         assert_eq!(code, Some(1), "{args:?}: {text}");
         for part in [
             "line 2, column 1: kind: this is a Kubernetes ConfigMap, and its key \"any\" is the file",
@@ -199,7 +176,7 @@ fn a_configmap_that_was_pasted_whole_is_recognised_by_every_command_that_reads_a
     }
     let cut = Command::new("sed").args(["-n", "8,16{s/^    //;p}"]).arg(&file).output().unwrap();
     std::fs::write(&file, cut.stdout).unwrap();
-    let (code, text) = said(berth().args(["config", "check", "--without-gpus"]).arg(&file));
+    let (code, text) = run(berth().args(["config", "check", "--without-gpus"]).arg(&file));
     assert!(code == Some(0) && text.contains("flags.renameByDefault: unknown key"), "{text}");
 }
 
@@ -207,21 +184,21 @@ fn a_configmap_that_was_pasted_whole_is_recognised_by_every_command_that_reads_a
 /// Report: https://github.com/kubernetes/kubernetes/issues/52190
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_second_daemon_is_not_ready_and_registers_once_the_first_has_ended() {
-    let house = House::new("gpus: sim:2xt4").await;
-    let first = house.serve();
-    house.kubelet.wait_allocatable(WHOLE, 2, SOON).await.unwrap();
-    let state = house.folder.path().join("second");
-    let mut command = house.command();
-    command.arg("--state-dir").arg(&state).arg("--token-file").arg(house.folder.path().join("state/token"));
-    let second = house.serve_as(&mut command);
+    let node = ProcessNode::new("gpus: sim:2xt4").await;
+    let first = node.serve();
+    node.kubelet.wait_allocatable(WHOLE, 2, SOON).await.unwrap();
+    let state = node.folder.path().join("second");
+    let mut command = node.command();
+    command.arg("--state-dir").arg(&state).arg("--token-file").arg(node.folder.path().join("state/token"));
+    let second = node.serve_as(&mut command);
     let contested = "as another berth daemon on this node does";
     until("the second names the first", || readiness(&second, "kubelet").1.contains(contested));
     let pid = format!("process {} serves", first.child.id());
     assert!(readiness(&second, "kubelet").1.contains(&pid), "{:?}", readiness(&second, "kubelet"));
     assert!(!readiness(&second, "kubelet").0 && readiness(&first, "kubelet").0);
-    assert_eq!(house.kubelet.allocatable(WHOLE), Some(2));
+    assert_eq!(node.kubelet.allocatable(WHOLE), Some(2));
     first.stop();
     until("the second is ready", || readiness(&second, "kubelet").0);
-    house.kubelet.wait_allocatable(WHOLE, 2, SOON).await.unwrap();
-    assert_eq!(house.kubelet.anomalies(), []);
+    node.kubelet.wait_allocatable(WHOLE, 2, SOON).await.unwrap();
+    assert_eq!(node.kubelet.anomalies(), []);
 }

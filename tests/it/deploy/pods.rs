@@ -1,7 +1,9 @@
 //! The pods of deploy/manifests: their permissions, settings and profiles.
 
-use crate::daemon::process::{House, SHARED, SOON, WHOLE, berth, ended};
 use crate::deploy::files::{documents, name, of_kind, read};
+use crate::support::gpus::{SHARED, WHOLE};
+use crate::support::process_node::{ProcessNode, berth, ended};
+use crate::support::wait::SOON;
 use berth_config::{Config, FileConfig, ServeArgs};
 use berth_wasm::limits::{COMPILE_MEMORY_BYTES_MAX, DAEMON_MEMORY_BYTES};
 use serde_json::{Value, json};
@@ -126,7 +128,7 @@ fn pods_have_room_for_the_compiler_and_are_never_two_on_a_node() {
 #[test]
 fn variables_of_containers_are_accepted_by_the_daemon() {
     let folder = tempfile::tempdir().unwrap();
-    let flags_of = |args: &[&str]| said(berth().args(args)).1;
+    let flags_of = |args: &[&str]| output_of(berth().args(args)).1;
     // Commands in the container read the connection to the daemon from variables, too.
     let help = flags_of(&["options", "serve"]) + &flags_of(&["options"]);
     for deployed in Deployed::all() {
@@ -207,7 +209,7 @@ fn only_probes_and_scrapers_reach_the_health_port() {
     }
 }
 
-/// What opens the admin API to the network, and what stays as it is.
+/// One file opens the admin API to the network; without it the API stays on loopback.
 #[test]
 fn the_admin_api_is_on_the_network_over_tls_alone() {
     const OPEN: &str = "deploy/manifests/admin-tls.yaml";
@@ -283,14 +285,14 @@ fn no_two_profiles_are_on_one_node() {
 async fn a_profile_makes_a_node_exclusive_or_shared() {
     let profiles = Deployed::of("deploy/manifests/profiles.yaml");
     for (deployed, resource, count) in [(&profiles[0], WHOLE, 2), (&profiles[1], SHARED, 10)] {
-        let house = House::of(&deployed.file).await;
+        let node = ProcessNode::of(&deployed.file).await;
         let here = ["--gpus", "sim:2xh100", "--health-listen", "127.0.0.1:0", "--log", "text"];
-        let serving = house.serve_with(&here);
-        house.kubelet.wait_allocatable(resource, count, SOON).await.unwrap();
+        let daemon = node.serve_with(&here);
+        node.kubelet.wait_allocatable(resource, count, SOON).await.unwrap();
         let other = if resource == WHOLE { SHARED } else { WHOLE };
-        // Not known to the kubelet, or nothing of it to be had.
-        assert_eq!(house.kubelet.allocatable(other).unwrap_or(0), 0, "{}", name(&deployed.set));
-        serving.stop();
+        // The kubelet does not know the resource, or has no device of it.
+        assert_eq!(node.kubelet.allocatable(other).unwrap_or(0), 0, "{}", name(&deployed.set));
+        daemon.stop();
     }
 }
 
@@ -329,9 +331,9 @@ fn versions_and_files_go_together() {
 /// The dashboard and the alert rules name no metric that a daemon has not got.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn dashboards_and_alerts_use_existing_metrics() {
-    let house = House::new("gpus: sim:1xt4").await;
-    let serving = house.serve();
-    let url = serving.base.replace("/api/v1", "/metrics");
+    let node = ProcessNode::new("gpus: sim:1xt4").await;
+    let daemon = node.serve();
+    let url = daemon.base.replace("/api/v1", "/metrics");
     let agent: ureq::Agent =
         ureq::Agent::config_builder().proxy(None).timeout_global(Some(SOON)).build().into();
     let text = agent.get(&url).call().unwrap().body_mut().read_to_string().unwrap();
@@ -366,7 +368,7 @@ async fn dashboards_and_alerts_use_existing_metrics() {
 }
 
 /// Runs to its end and gives exit code and standard output.
-fn said(command: &mut std::process::Command) -> (Option<i32>, String) {
+fn output_of(command: &mut std::process::Command) -> (Option<i32>, String) {
     let output = command.stdout(std::process::Stdio::piped()).output().unwrap();
     (output.status.code(), String::from_utf8(output.stdout).unwrap())
 }

@@ -1,8 +1,9 @@
 //! Berth's own CDI specification, compared with that of nvidia-ctk for the same driver, and `berth cdi check`.
 
-use crate::daemon::process::{SOON, WHOLE, ended};
 use crate::gpus::mig::{Rig, nvidia_runtime};
-use crate::support::wait::until;
+use crate::support::gpus::WHOLE;
+use crate::support::process_node::ended;
+use crate::support::wait::{SOON, until};
 use berth_gpus::cdi::{Driver, Spec, compare, fingerprint, generate};
 use berth_kernel::hardware::device_nodes::HostFolder;
 use berth_kernel::hardware::gpu::{Mig, Part};
@@ -11,7 +12,6 @@ use berth_kernel::ids::pci::PciBusId;
 use disk_faults::{Fault as DiskFault, Faults};
 use fake_nvml::State;
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -111,18 +111,9 @@ impl DriverRoot {
 
 fn gpus() -> Vec<Part> {
     let gpu = |n: u32| Part {
-        gpu: GpuId::parse(&format!("GPU-{n:08x}-e2e0-4e2e-8e2e-000000000e2e")).unwrap(),
-        id: PartId::parse(&format!("GPU-{n:08x}-e2e0-4e2e-8e2e-000000000e2e")).unwrap(),
-        vendor: "nvidia".into(),
-        model: "test".into(),
-        gpu_index: n,
         minor: Some(n),
-        memory_mib: 81559,
         pci_bus: PciBusId::parse(&format!("00000000:0{}:00.0", n + 1)).ok(),
-        numa_node: None,
-        mig_enabled: false,
-        mig: None,
-        attributes: BTreeMap::new(),
+        ..Part::whole_gpu(GpuId::parse(&format!("GPU-{n:08x}-e2e0-4e2e-8e2e-000000000e2e")).unwrap(), n)
     };
     vec![gpu(0), gpu(1)]
 }
@@ -133,7 +124,7 @@ fn ours(driver: &Driver) -> Spec {
 }
 
 #[test]
-fn golden_spec_equals_nvidia_ctks_but_for_the_list() {
+fn the_specification_equals_that_of_nvidia_ctk_but_for_the_listed_items() {
     let root = DriverRoot::new();
     let (ours, theirs) = (ours(&root.driver(Some("nvidia-cdi-hook"))), root.golden());
     let found = compare(&ours, &theirs);
@@ -240,7 +231,12 @@ fn berth_cdi_check_compares_two_files() {
     root.golden().write(&theirs).unwrap();
     let check = |a: &Path, b: &Path, more: &[&str]| {
         ended(
-            crate::daemon::process::berth().args(["cdi", "check"]).arg(a).arg("--against").arg(b).args(more),
+            crate::support::process_node::berth()
+                .args(["cdi", "check"])
+                .arg(a)
+                .arg("--against")
+                .arg(b)
+                .args(more),
         )
     };
     let (code, text) = check(&own, &theirs, &[]);
@@ -255,7 +251,7 @@ fn berth_cdi_check_compares_two_files() {
     let (code, text) = check(&own, &root.path("none.json"), &[]);
     assert_eq!(code, Some(1));
     assert!(text.contains("none.json"), "{text}");
-    let (code, _) = ended(crate::daemon::process::berth().args(["cdi", "check"]).arg(&own));
+    let (code, _) = ended(crate::support::process_node::berth().args(["cdi", "check"]).arg(&own));
     assert_eq!(code, Some(2), "--against is required");
 }
 
@@ -269,7 +265,7 @@ async fn without_a_strategy_nothing_is_offered_until_one_can_work() {
         format!("containerRuntime: {{configFiles: [{}]}}", file.display())
     };
     let rig = Rig::with_runtime(&State::h100(2), "", without_cdi).await;
-    let (serving, kubelet) = (rig.house.serve(), &rig.house.kubelet);
+    let (daemon, kubelet) = (rig.node.serve(), &rig.node.kubelet);
     until("the GPUs are listed", || kubelet.listed(WHOLE).len() == 2);
     assert!(kubelet.listed(WHOLE).values().all(|health| health == "Unhealthy"));
     let ids: Vec<String> = kubelet.listed(WHOLE).into_keys().take(1).collect();
@@ -277,17 +273,17 @@ async fn without_a_strategy_nothing_is_offered_until_one_can_work() {
     // containerd 2.4 ignores the setting, and the version is not known here.
     let what = "no device list strategy can work on this node: whether containerd has CDI on by";
     assert!(refusal.contains(what) && refusal.contains("let Berth use the API server"), "{refusal}");
-    let shown = serving.call("GET", "/node", &Value::Null)["deviceListStrategy"].clone();
+    let shown = daemon.call("GET", "/node", &Value::Null)["deviceListStrategy"].clone();
     assert_eq!((&shown["auto"], &shown["strategies"]), (&json!(true), &json!([])));
     assert!(shown["reason"].as_str().unwrap().contains(what), "{shown}");
     assert!(
-        serving.line(|line| line.contains("no device is offered: no device list strategy")).contains("WARN")
+        daemon.line(|line| line.contains("no device is offered: no device list strategy")).contains("WARN")
     );
     nvidia_runtime(rig.folder.path());
     kubelet.wait_allocatable(WHOLE, 2, SOON).await.unwrap();
     let answer = kubelet.call_plugin_allocate(WHOLE, &ids).await.unwrap();
     assert_eq!(answer.envs["NVIDIA_VISIBLE_DEVICES"], ids[0]);
-    let shown = serving.call("GET", "/node", &Value::Null)["deviceListStrategy"].clone();
+    let shown = daemon.call("GET", "/node", &Value::Null)["deviceListStrategy"].clone();
     assert_eq!(shown["strategies"], json!(["envvar"]));
 }
 
@@ -316,7 +312,7 @@ fn own_spec(folder: &Path) -> String {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_gpu_that_appears_is_offered_once_the_specification_names_it() {
     let rig = Rig::with_runtime(&State::h100(1), "", own_spec).await;
-    let (serving, kubelet) = (rig.house.serve(), &rig.house.kubelet);
+    let (daemon, kubelet) = (rig.node.serve(), &rig.node.kubelet);
     kubelet.wait_allocatable(WHOLE, 1, SOON).await.unwrap();
     let second = State::h100(2).gpus.remove(1);
     let id = second.uuid.clone();
@@ -324,7 +320,7 @@ async fn a_gpu_that_appears_is_offered_once_the_specification_names_it() {
     until("it is listed", || kubelet.listed(WHOLE).contains_key(&id));
     // Its device node does not exist yet, so no specification can name it.
     until("the warning", || {
-        let shown = serving.call("GET", "/node", &Value::Null)["deviceListStrategy"]["warnings"].clone();
+        let shown = daemon.call("GET", "/node", &Value::Null)["deviceListStrategy"]["warnings"].clone();
         shown.to_string().contains(&format!("{id}: /dev/nvidia1 does not exist"))
     });
     assert_eq!(kubelet.listed(WHOLE)[&id], "Unhealthy");
@@ -344,8 +340,8 @@ async fn a_full_disk_leaves_the_specification_whole_and_is_shown_with_the_remedy
     let rig = Rig::with_runtime(&State::h100(1), "", own_spec).await;
     let file = rig.folder.path().join("cdi/berth-gpu.json");
     let faults = Faults::new(file.parent().unwrap(), &rig.folder.path().join("faults"));
-    let serving = rig.house.serve_as(rig.house.command().envs(faults.environment().unwrap()));
-    let kubelet = &rig.house.kubelet;
+    let daemon = rig.node.serve_as(rig.node.command().envs(faults.environment().unwrap()));
+    let kubelet = &rig.node.kubelet;
     kubelet.wait_allocatable(WHOLE, 1, SOON).await.unwrap();
     let before = fs::read_to_string(&file).unwrap();
     // The draft can be made, but not be filled.
@@ -353,7 +349,7 @@ async fn a_full_disk_leaves_the_specification_whole_and_is_shown_with_the_remedy
     fs::write(rig.folder.path().join("driver/dev/nvidia1"), "").unwrap();
     rig.nvml.change(|state| state.gpus.push(State::h100(2).gpus.remove(1))).unwrap();
     let reason = || {
-        let shown = serving.call("GET", "/node", &Value::Null)["deviceListStrategy"]["reason"].clone();
+        let shown = daemon.call("GET", "/node", &Value::Null)["deviceListStrategy"]["reason"].clone();
         shown.as_str().unwrap().to_owned()
     };
     until("the error", || reason().contains("berth-gpu.json cannot be written (No space left on device"));

@@ -20,11 +20,11 @@ enum Kind {
     Graphics,
 }
 
-/// A backend, and hands that change what is under it. All machines are H100s.
-trait Rig {
+/// A backend over H100s, and the changes that the checks make to them.
+trait Backend {
     fn gpus(&self) -> &dyn Gpus;
     fn lost(&self, gpu: u32, lost: bool);
-    /// The GPU answers, and says that something is wrong with it.
+    /// The GPU answers, and reports a lasting error.
     fn ails(&self, gpu: u32, ails: bool);
     fn xid(&self, gpu: u32, xid: u64);
     fn runs(&self, gpu: u32, processes: u32, memory_mib: u64);
@@ -44,7 +44,7 @@ impl Simulated {
     }
 }
 
-impl Rig for Simulated {
+impl Backend for Simulated {
     fn gpus(&self) -> &dyn Gpus {
         &self.0
     }
@@ -114,7 +114,7 @@ impl OverNvml {
     }
 }
 
-impl Rig for OverNvml {
+impl Backend for OverNvml {
     fn gpus(&self) -> &dyn Gpus {
         &self.gpus
     }
@@ -172,8 +172,8 @@ impl Rig for OverNvml {
 }
 
 /// A scan without the loads, which move from scan to scan.
-fn look(rig: &dyn Rig) -> Inventory {
-    Inventory { loads: BTreeMap::new(), ..rig.gpus().scan().expect("a scan") }
+fn scan(backend: &dyn Backend) -> Inventory {
+    Inventory { loads: BTreeMap::new(), ..backend.gpus().scan().expect("a scan") }
 }
 
 fn gpu_id(inventory: &Inventory, index: u32) -> GpuId {
@@ -182,10 +182,10 @@ fn gpu_id(inventory: &Inventory, index: u32) -> GpuId {
 }
 
 /// The next reading from this source, others being passed over.
-fn next_of(rig: &dyn Rig, source: &str) -> Reading {
+fn next_of(backend: &dyn Backend, source: &str) -> Reading {
     let began = Instant::now();
     while began.elapsed() < SOON {
-        let reading = rig.gpus().next_reading(Duration::from_millis(200));
+        let reading = backend.gpus().next_reading(Duration::from_millis(200));
         if let Ok(Some(reading)) = reading
             && reading.source == source
         {
@@ -195,12 +195,12 @@ fn next_of(rig: &dyn Rig, source: &str) -> Reading {
     panic!("no reading from {source}");
 }
 
-fn reads_the_load_of_each_gpu_that_answers(rig: &dyn Rig) {
+fn reads_the_load_of_each_gpu_that_answers(backend: &dyn Backend) {
     // The first scan starts the GPUs.
-    let inventory = look(rig);
-    rig.split(1);
-    rig.lost(2, true);
-    rig.gpus().scan().expect("a scan");
+    let inventory = scan(backend);
+    backend.split(1);
+    backend.lost(2, true);
+    backend.gpus().scan().expect("a scan");
     // A busy machine may be too slow for the loads of one scan, or for all values of one load.
     let idle_gpu = gpu_id(&inventory, 0);
     let complete = |loads: &BTreeMap<GpuId, Load>| {
@@ -210,7 +210,7 @@ fn reads_the_load_of_each_gpu_that_answers(rig: &dyn Rig) {
     };
     let began = Instant::now();
     let loads = loop {
-        let loads = rig.gpus().scan().expect("a scan").loads;
+        let loads = backend.gpus().scan().expect("a scan").loads;
         if complete(&loads) || began.elapsed() > SOON {
             break loads;
         }
@@ -227,8 +227,8 @@ fn reads_the_load_of_each_gpu_that_answers(rig: &dyn Rig) {
     assert_eq!((loads.len(), load(2)), (7, None), "a lost GPU");
 }
 
-fn shows_every_gpu_and_always_the_same(rig: &dyn Rig) {
-    let inventory = look(rig);
+fn shows_every_gpu_and_always_the_same(backend: &dyn Backend) {
+    let inventory = scan(backend);
     assert_eq!(inventory.parts.len(), 8);
     let ids: BTreeSet<_> = inventory.parts.iter().map(|part| &part.id).collect();
     let buses: BTreeSet<_> = inventory.parts.iter().map(|part| &part.pci_bus).collect();
@@ -248,12 +248,12 @@ fn shows_every_gpu_and_always_the_same(rig: &dyn Rig) {
         assert_eq!((usage.memory_used_mib, usage.processes), (Some(0), 0));
     }
     assert!(inventory.scan_errors.is_empty(), "{:?}", inventory.scan_errors);
-    assert_eq!(look(rig), inventory);
-    assert!(!rig.gpus().describe().is_empty());
+    assert_eq!(scan(backend), inventory);
+    assert!(!backend.gpus().describe().is_empty());
 }
 
-fn knows_the_link_of_every_pair(rig: &dyn Rig) {
-    let inventory = look(rig);
+fn knows_the_link_of_every_pair(backend: &dyn Backend) {
+    let inventory = scan(backend);
     assert_eq!(inventory.links.iter().count(), 8 * 7 / 2);
     for a in &inventory.parts {
         for b in inventory.parts.iter().filter(|b| b.id != a.id) {
@@ -266,84 +266,84 @@ fn knows_the_link_of_every_pair(rig: &dyn Rig) {
     }
 }
 
-fn a_lost_gpu_is_in_trouble_and_its_facts_stay(rig: &dyn Rig) {
-    let before = look(rig);
+fn a_lost_gpu_has_an_error_and_keeps_its_facts(backend: &dyn Backend) {
+    let before = scan(backend);
     let gone = gpu_id(&before, 2);
-    rig.lost(2, true);
-    let lost = look(rig);
+    backend.lost(2, true);
+    let lost = scan(backend);
     assert_eq!(lost.parts, before.parts, "its last known facts stay");
     assert_eq!(lost.links, before.links);
     assert_eq!(lost.scan_errors.keys().collect::<Vec<_>>(), [&gone]);
     assert!(lost.scan_errors[&gone].reason.contains("fell off the bus"), "{:?}", lost.scan_errors);
     assert!(!lost.usage.contains_key(gone.as_part()));
-    assert_eq!(next_of(rig, "lost").part, *gone.as_part());
-    rig.lost(2, false);
-    assert_eq!(look(rig), before, "back as it was");
+    assert_eq!(next_of(backend, "lost").part, *gone.as_part());
+    backend.lost(2, false);
+    assert_eq!(scan(backend), before, "back as it was");
 }
 
-fn a_gpu_that_ails_says_so_at_every_look_and_answers(rig: &dyn Rig) {
-    let before = look(rig);
-    rig.ails(5, true);
+fn a_gpu_with_a_lasting_error_reports_it_at_every_scan_and_answers(backend: &dyn Backend) {
+    let before = scan(backend);
+    backend.ails(5, true);
     let id = gpu_id(&before, 5);
     for _ in 0..2 {
-        let ailing = look(rig);
+        let ailing = scan(backend);
         assert!(ailing.scan_errors.is_empty(), "{:?}", ailing.scan_errors);
         let [sign] = ailing.signs.as_slice() else { panic!("{:?}", ailing.signs) };
         assert_eq!((&sign.part, sign.source.as_str(), sign.code), (id.as_part(), RECOVERY, 1));
         assert!(sign.is_sign() && sign.detail.contains("reset"), "{sign:?}");
         assert!(ailing.usage.contains_key(id.as_part()));
     }
-    rig.ails(5, false);
+    backend.ails(5, false);
     // The end of what it required is a reading, once: of the scan, or an event.
-    let after = look(rig);
+    let after = scan(backend);
     assert!(after.signs.iter().all(|sign| (sign.source.as_str(), sign.code) == (RECOVERY, RECOVERED)));
     assert_eq!(Inventory { signs: Vec::new(), ..after }, before);
-    assert_eq!(look(rig), before);
+    assert_eq!(scan(backend), before);
 }
 
-fn an_xid_is_read_once_and_in_order(rig: &dyn Rig) {
-    let inventory = look(rig);
-    rig.xid(1, 48);
-    rig.xid(6, 94);
-    rig.xid(1, 48);
+fn an_xid_is_read_once_and_in_order(backend: &dyn Backend) {
+    let inventory = scan(backend);
+    backend.xid(1, 48);
+    backend.xid(6, 94);
+    backend.xid(1, 48);
     for gpu in [1, 6, 1] {
-        let reading = next_of(rig, "xid");
+        let reading = next_of(backend, "xid");
         assert_eq!(reading.part, *gpu_id(&inventory, gpu).as_part());
         assert_eq!(reading.code, if gpu == 6 { 94 } else { 48 });
         assert!(!reading.detail.is_empty());
     }
-    let none = rig.gpus().next_reading(Duration::from_millis(100));
+    let none = backend.gpus().next_reading(Duration::from_millis(100));
     assert_eq!(none.expect("events work"), None);
 }
 
-fn a_wait_without_events_takes_its_time(rig: &dyn Rig) {
-    look(rig);
+fn a_wait_without_events_takes_its_time(backend: &dyn Backend) {
+    scan(backend);
     for wait_ms in [0, 50] {
         let (began, wait) = (Instant::now(), Duration::from_millis(wait_ms));
-        assert_eq!(rig.gpus().next_reading(wait).expect("events work"), None);
+        assert_eq!(backend.gpus().next_reading(wait).expect("events work"), None);
         assert!(began.elapsed() >= wait);
         assert!(began.elapsed() < SOON);
     }
 }
 
-fn processes_and_memory_in_use_are_seen(rig: &dyn Rig) {
-    let id = gpu_id(&look(rig), 3);
-    rig.runs(3, 4, 2048);
-    let usage = &look(rig).usage[id.as_part()];
+fn processes_and_memory_in_use_are_seen(backend: &dyn Backend) {
+    let id = gpu_id(&scan(backend), 3);
+    backend.runs(3, 4, 2048);
+    let usage = &scan(backend).usage[id.as_part()];
     assert_eq!((usage.processes, usage.memory_used_mib), (4, Some(2048)));
-    rig.runs(3, 0, 0);
-    let usage = &look(rig).usage[id.as_part()];
+    backend.runs(3, 0, 0);
+    let usage = &scan(backend).usage[id.as_part()];
     assert_eq!((usage.processes, usage.memory_used_mib), (0, Some(0)));
 }
 
-fn processes_are_told_one_by_one_with_what_they_do(rig: &dyn Rig) {
-    let inventory = look(rig);
+fn processes_are_listed_one_by_one_with_their_kind(backend: &dyn Backend) {
+    let inventory = scan(backend);
     let id = gpu_id(&inventory, 3);
     assert_eq!(inventory.processes[&id], [], "an idle GPU tells that it is");
-    rig.runs_one(3, 71, 512, Kind::Compute, None);
-    rig.runs_one(3, 72, 256, Kind::Mps, None);
-    rig.runs_one(3, 73, 64, Kind::Graphics, None);
-    let inventory = look(rig);
+    backend.runs_one(3, 71, 512, Kind::Compute, None);
+    backend.runs_one(3, 72, 256, Kind::Mps, None);
+    backend.runs_one(3, 73, 64, Kind::Graphics, None);
+    let inventory = scan(backend);
     let listed: Vec<_> = inventory.processes[&id]
         .iter()
         .map(|p| (p.pid, p.memory_mib, p.uses.compute, p.uses.mps, p.uses.graphics))
@@ -365,11 +365,11 @@ fn processes_are_told_one_by_one_with_what_they_do(rig: &dyn Rig) {
     assert_eq!((usage.processes, usage.memory_used_mib), (2, Some(832)), "who only draws is not counted");
 }
 
-fn a_process_is_on_its_mig_instance(rig: &dyn Rig) {
-    rig.split(4);
-    rig.runs_one(4, 81, 128, Kind::Compute, Some(1));
-    rig.runs_one(4, 82, 32, Kind::Compute, Some(0));
-    let inventory = look(rig);
+fn a_process_is_on_its_mig_instance(backend: &dyn Backend) {
+    backend.split(4);
+    backend.runs_one(4, 81, 128, Kind::Compute, Some(1));
+    backend.runs_one(4, 82, 32, Kind::Compute, Some(0));
+    let inventory = scan(backend);
     let (gpu, first, second) = (&inventory.parts[4].id, &inventory.parts[5].id, &inventory.parts[6].id);
     let mut listed: Vec<_> =
         inventory.processes[&inventory.parts[4].gpu].iter().map(|p| (p.pid, &p.part, p.memory_mib)).collect();
@@ -384,19 +384,19 @@ fn a_process_is_on_its_mig_instance(rig: &dyn Rig) {
     assert_eq!((usage(gpu), usage(first), usage(second)), ((2, Some(160)), (1, Some(32)), (1, Some(128))));
 }
 
-fn a_gpu_that_is_taken_away_leaves_the_inventory(rig: &dyn Rig) {
-    let before = look(rig);
-    rig.keep(6);
-    let after = look(rig);
+fn a_gpu_that_is_taken_away_leaves_the_inventory(backend: &dyn Backend) {
+    let before = scan(backend);
+    backend.keep(6);
+    let after = scan(backend);
     assert_eq!(after.parts, before.parts[..6]);
     assert_eq!(after.links.iter().count(), 6 * 5 / 2);
     assert!(after.scan_errors.is_empty());
 }
 
-fn mig_instances_are_parts_with_a_parent(rig: &dyn Rig) {
-    let before = look(rig);
-    rig.split(4);
-    let inventory = look(rig);
+fn mig_instances_are_parts_with_a_parent(backend: &dyn Backend) {
+    let before = scan(backend);
+    backend.split(4);
+    let inventory = scan(backend);
     assert_eq!(inventory.parts.len(), 10);
     let parent = &inventory.parts[4];
     assert!(parent.mig_enabled);
@@ -416,8 +416,8 @@ fn mig_instances_are_parts_with_a_parent(rig: &dyn Rig) {
         assert!(inventory.usage.contains_key(&instance.id));
     }
     assert_eq!(inventory.links, before.links, "links belong to GPUs");
-    rig.lost(4, true);
-    assert_eq!(look(rig).parts, inventory.parts, "instances go on with their GPU");
+    backend.lost(4, true);
+    assert_eq!(scan(backend).parts, inventory.parts, "instances go on with their GPU");
 }
 
 macro_rules! contract {
@@ -441,12 +441,12 @@ contract!(
     reads_the_load_of_each_gpu_that_answers,
     shows_every_gpu_and_always_the_same,
     knows_the_link_of_every_pair,
-    a_lost_gpu_is_in_trouble_and_its_facts_stay,
-    a_gpu_that_ails_says_so_at_every_look_and_answers,
+    a_lost_gpu_has_an_error_and_keeps_its_facts,
+    a_gpu_with_a_lasting_error_reports_it_at_every_scan_and_answers,
     an_xid_is_read_once_and_in_order,
     a_wait_without_events_takes_its_time,
     processes_and_memory_in_use_are_seen,
-    processes_are_told_one_by_one_with_what_they_do,
+    processes_are_listed_one_by_one_with_their_kind,
     a_process_is_on_its_mig_instance,
     a_gpu_that_is_taken_away_leaves_the_inventory,
     mig_instances_are_parts_with_a_parent,

@@ -1,9 +1,10 @@
 //! What the first scan finds: GPUs that do not answer every call, and GPUs that are bad already. Each is listed or
 //! named, and counted, everywhere. The first two tests print a table (`--nocapture`).
 
-use crate::daemon::process::{SOON, Serving, WHOLE, berth, ended};
 use crate::gpus::mig::Rig;
-use crate::support::wait::until;
+use crate::support::gpus::WHOLE;
+use crate::support::process_node::{DaemonProcess, ProcessNode, berth, ended};
+use crate::support::wait::{SOON, until};
 use berth_gpus::nvml::{NvmlGpus, NvmlOptions};
 use berth_kernel::hardware::gpu::Inventory;
 use berth_kernel::ids::names::GpuId;
@@ -20,12 +21,12 @@ use std::process::Stdio;
 use tempfile::TempDir;
 
 /// A folder with the fake NVML, for one first scan after the other.
-struct Bench {
+struct NvmlFolder {
     installed: Installed,
     folder: TempDir,
 }
 
-impl Bench {
+impl NvmlFolder {
     fn new(state: &State) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let installed = Installed::new(folder.path(), state).expect("the fake is built");
@@ -52,21 +53,21 @@ fn ledger_of(inventory: &Inventory) -> Ledger {
     ledger
 }
 
-/// `listed, health; works/counted; what is said of the second GPU`.
+/// The outcome of a scan: how the second GPU is listed, the working and the counted GPUs; and the message about it.
 fn outcome(inventory: &Inventory, second: &str) -> (String, String) {
     let ledger = ledger_of(inventory);
     let works = ledger.gpus.values().filter(|gpu| gpu.health.state.is_usable()).count();
     let counted = format!("{works} of {}", ledger.gpu_count());
     let id = GpuId::parse(second).expect("a UUID");
-    let (listed, said) = match (ledger.gpus.get(&id), inventory.unidentified.as_slice()) {
+    let (listed, message) = match (ledger.gpus.get(&id), inventory.unidentified.as_slice()) {
         (Some(gpu), []) => (gpu.health.state.as_str().to_owned(), gpu.health.reason.clone()),
         (None, [gpu]) => ("named".to_owned(), format!("{gpu}: {}", gpu.reason)),
         (listed, unidentified) => panic!("{listed:?} {unidentified:?} {second}: {:?}", inventory.parts),
     };
-    (format!("{listed}, {counted}"), said)
+    (format!("{listed}, {counted}"), message)
 }
 
-/// The codes by outcome (listed and counted, said), by call.
+/// By call and outcome (listed and counted, message): the return codes.
 type Outcomes = BTreeMap<String, BTreeMap<(String, String), Vec<u32>>>;
 
 /// Fails each call that the first scan makes, on the second of three GPUs or, if it names no GPU, as a whole, once with
@@ -80,7 +81,7 @@ fn fail_each_call(state: &State) -> Outcomes {
     let mut logged = state.clone();
     let log = tempfile::NamedTempFile::new().expect("a file");
     logged.call_log = Some(log.path().to_owned());
-    let whole = Bench::new(&logged).first_scan().expect("a scan");
+    let whole = NvmlFolder::new(&logged).first_scan().expect("a scan");
     assert_eq!(outcome(&whole, &second).0, "healthy, 3 of 3");
     let calls: BTreeSet<(String, bool)> = fs::read_to_string(log.path())
         .expect("the calls")
@@ -93,55 +94,55 @@ fn fail_each_call(state: &State) -> Outcomes {
         .collect();
     assert!(calls.len() > 20, "{calls:?}");
     let mut table = Outcomes::new();
-    let bench = Bench::new(state);
+    let nvml = NvmlFolder::new(state);
     for (call, is_of_gpu) in calls {
         for code in (1..=30).chain([999]).filter_map(Code::from_number) {
             let fault = Fault::fail(&call, code);
             let fault = if is_of_gpu { fault.of_gpu(&second) } else { fault };
-            bench.installed.change(|state| state.faults = vec![fault]).expect("a change");
-            let (listed, said) = match bench.first_scan() {
+            nvml.installed.change(|state| state.faults = vec![fault]).expect("a change");
+            let (listed, message) = match nvml.first_scan() {
                 // The name of the code is beside it.
                 Err(error) => ("nothing can be read".to_owned(), error),
                 Ok(inventory) => outcome(&inventory, &second),
             };
-            check(&call, is_of_gpu, code, &listed, &said);
-            let said = said.split(" (").next().unwrap_or_default().to_owned();
-            let said = if listed == "nothing can be read" { String::new() } else { said };
-            table.entry(call.clone()).or_default().entry((listed, said)).or_default().push(code.number());
+            check(&call, is_of_gpu, code, &listed, &message);
+            let message = message.split(" (").next().unwrap_or_default().to_owned();
+            let message = if listed == "nothing can be read" { String::new() } else { message };
+            table.entry(call.clone()).or_default().entry((listed, message)).or_default().push(code.number());
         }
     }
     table
 }
 
 /// The rule for each outcome.
-fn check(call: &str, is_of_gpu: bool, code: Code, listed: &str, said: &str) {
+fn check(call: &str, is_of_gpu: bool, code: Code, listed: &str, message: &str) {
     let is_named = call.contains("HandleByIndex") && !call.contains("Mig") || call == "nvmlDeviceGetUUID";
     let is_of_driver =
         matches!(code, Code::Uninitialized | Code::DriverNotLoaded | Code::LibRmVersionMismatch);
     match listed {
         // The call is not needed, or the model, the driver or the daemon's rights do not support it.
-        "healthy, 3 of 3" => assert!(said.is_empty(), "{call} {code:?}: {said}"),
+        "healthy, 3 of 3" => assert!(message.is_empty(), "{call} {code:?}: {message}"),
         "unhealthy, 2 of 3" => {
-            let names_call = said.contains(call.trim_end_matches("_v2")) || said.contains(call);
-            assert!(is_of_gpu && names_call && !is_named, "{call} {code:?}: {said}");
+            let names_call = message.contains(call.trim_end_matches("_v2")) || message.contains(call);
+            assert!(is_of_gpu && names_call && !is_named, "{call} {code:?}: {message}");
         }
         "named, 2 of 3" => {
-            assert!(is_named && said.starts_with("GPU 1"), "{call} {code:?}: {said}");
-            assert!(said.contains("nvmlDeviceGet"), "{call} {code:?}: {said}");
+            assert!(is_named && message.starts_with("GPU 1"), "{call} {code:?}: {message}");
+            assert!(message.contains("nvmlDeviceGet"), "{call} {code:?}: {message}");
         }
-        "nothing can be read" => assert!(!is_of_gpu || is_of_driver, "{call} {code:?}: {said}"),
-        other => panic!("{call} {code:?}: {other}: {said}"),
+        "nothing can be read" => assert!(!is_of_gpu || is_of_driver, "{call} {code:?}: {message}"),
+        other => panic!("{call} {code:?}: {other}: {message}"),
     }
 }
 
 /// The outcomes as a table.
 fn as_text(title: &str, table: &Outcomes) -> String {
     let mut text =
-        format!("\n{title}\n| call | codes | GPU 1, works of counted | said |\n|---|---|---|---|\n");
+        format!("\n{title}\n| call | codes | GPU 1, works of counted | message |\n|---|---|---|---|\n");
     for (call, outcomes) in table {
-        for ((listed, said), codes) in outcomes {
+        for ((listed, message), codes) in outcomes {
             let codes: Vec<_> = codes.iter().map(u32::to_string).collect();
-            text += &format!("| {call} | {} | {listed} | {said} |\n", codes.join(" "));
+            text += &format!("| {call} | {} | {listed} | {message} |\n", codes.join(" "));
         }
     }
     text
@@ -163,7 +164,7 @@ fn a_gpu_whose_first_scan_fails_is_listed_or_named_and_counted_whatever_call_and
 }
 
 #[test]
-fn so_is_a_gpu_in_mig_mode() {
+fn a_gpu_in_mig_mode_whose_first_scan_fails_is_listed_or_named_and_counted() {
     let mut state = three_gpus();
     state.split(1, &[1, 2]);
     println!("{}", as_text("three GPUs, GPU 1 split", &fail_each_call(&state)));
@@ -172,27 +173,26 @@ fn so_is_a_gpu_in_mig_mode() {
 #[test]
 fn a_gpu_that_nvml_does_not_list_is_named_by_its_bus_id() {
     let state = three_gpus();
-    let bench = Bench::new(&state);
-    let attached = bench.folder.path().join("attached");
+    let nvml = NvmlFolder::new(&state);
+    let attached = nvml.folder.path().join("attached");
     for gpu in &state.gpus {
         // As procfs spells it.
         fs::create_dir_all(attached.join(gpu.pci_bus_id[4..].to_lowercase())).expect("a folder");
     }
     // It fell off the bus before NVML was opened, and NVML no longer counts it.
-    let gone = bench.installed.change(|state| state.gpus.pop()).expect("a change").expect("a GPU");
-    let inventory = bench.first_scan().expect("a scan");
+    let gone = nvml.installed.change(|state| state.gpus.pop()).expect("a change").expect("a GPU");
+    let inventory = nvml.first_scan().expect("a scan");
     let [unlisted] = inventory.unidentified.as_slice() else { panic!("{:?}", inventory.unidentified) };
     assert_eq!((unlisted.index, unlisted.to_string()), (None, format!("the GPU at {}", gone.pci_bus_id)));
     assert_eq!(ledger_of(&inventory).gpu_count(), 3);
     // One that NVML lists and that does not answer at all has the bus id that remains.
-    bench
-        .installed
+    nvml.installed
         .change(|state| {
             state.gpus.push(gone.clone());
             state.gpus[2].lost = true;
         })
         .expect("a change");
-    let inventory = bench.first_scan().expect("a scan");
+    let inventory = nvml.first_scan().expect("a scan");
     let [lost] = inventory.unidentified.as_slice() else { panic!("{:?}", inventory.unidentified) };
     assert_eq!(lost.to_string(), format!("GPU 2 ({})", gone.pci_bus_id));
     assert!(lost.reason.contains("fell off the bus"), "{lost:?}");
@@ -203,7 +203,7 @@ fn a_gpu_that_nvml_does_not_list_is_named_by_its_bus_id() {
 fn two_gpus_with_one_uuid_are_two() {
     let mut state = three_gpus();
     state.gpus[1].uuid = state.gpus[0].uuid.to_uppercase().replace("GPU", "gpu");
-    let inventory = Bench::new(&state).first_scan().expect("a scan");
+    let inventory = NvmlFolder::new(&state).first_scan().expect("a scan");
     let [twice] = inventory.unidentified.as_slice() else { panic!("{:?}", inventory.unidentified) };
     assert_eq!(twice.index, Some(1));
     assert!(twice.reason.contains("the same UUID"), "{twice:?}");
@@ -213,7 +213,7 @@ fn two_gpus_with_one_uuid_are_two() {
 /// The output of `berth node check` of this node.
 fn node_check(rig: &Rig) -> String {
     let config = rig.folder.path().join("check.yaml");
-    fs::write(&config, &rig.house.settings).unwrap();
+    fs::write(&config, &rig.node.settings).unwrap();
     let mut command = berth();
     command.args(["node", "check", "--config"]).arg(config).stdout(Stdio::piped());
     String::from_utf8(command.output().unwrap().stdout).unwrap()
@@ -221,16 +221,6 @@ fn node_check(rig: &Rig) -> String {
 
 fn line<'t>(text: &'t str, of: &str) -> &'t str {
     text.lines().find(|line| line.contains(of)).unwrap_or_else(|| panic!("no {of}: {text}"))
-}
-
-/// The output of a command of the client.
-fn client(rig: &Rig, serving: &Serving, args: &[&str]) -> String {
-    let server = serving.base.strip_suffix("/api/v1").unwrap();
-    let mut command = berth();
-    command.args(args).args(["--server", server]);
-    command.env("BERTH_TOKEN_FILE", rig.house.folder.path().join("state/token"));
-    let output = command.stdout(Stdio::piped()).output().unwrap();
-    String::from_utf8(output.stdout).unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -247,15 +237,15 @@ async fn every_place_that_counts_gpus_counts_those_that_do_not_answer() {
     assert!(gpus.contains("GPU 2 (") && gpus.contains("nvmlDeviceGetBrand"), "{gpus}");
     assert!(gpus.contains("GPU 7") && gpus.contains("nvmlDeviceGetHandleByIndex_v2"), "{gpus}");
 
-    let serving = rig.house.serve();
+    let daemon = rig.node.serve();
     rig.allocatable(&[(WHOLE, 6)]).await;
-    let node = serving.call("GET", "/node", &Value::Null);
+    let node = daemon.call("GET", "/node", &Value::Null);
     let counts = &node["counts"];
     assert_eq!((&counts["gpus"], &counts["workingGpus"]), (&8.into(), &6.into()), "{counts}");
     assert_eq!(counts["unidentifiedGpus"], 1);
     let check = node["checks"].as_array().unwrap().iter().find(|check| check["name"] == "gpus").unwrap();
     assert!(check["detail"].as_str().unwrap().starts_with("1 of 8 GPUs cannot be offered"), "{check}");
-    let list = serving.call("GET", "/gpus", &Value::Null);
+    let list = daemon.call("GET", "/gpus", &Value::Null);
     let unidentified = &list["unidentified"][0];
     assert_eq!(unidentified["index"], 7, "{list}");
     assert!(unidentified["reason"].as_str().unwrap().contains("fell off the bus"), "{list}");
@@ -268,18 +258,18 @@ async fn every_place_that_counts_gpus_counts_those_that_do_not_answer() {
         (&"NVIDIA H100 80GB HBM3".into(), &Value::Null),
         "{sick}"
     );
-    serving.line(|line| {
+    daemon.line(|line| {
         line.contains("found GPUs") && line.contains("gpus=8") && line.contains("unidentified=1")
     });
-    serving.line(|line| line.contains("GPU 7") && line.contains("nvmlDeviceGetHandleByIndex_v2"));
-    let listed = client(&rig, &serving, &["gpu", "list"]);
+    daemon.line(|line| line.contains("GPU 7") && line.contains("nvmlDeviceGetHandleByIndex_v2"));
+    let listed = daemon.run_client(&["gpu", "list"]).1;
     assert!(line(&listed, "GPU 7").contains("is not identified: nvmlDeviceGetHandleByIndex_v2"), "{listed}");
-    assert!(line(&client(&rig, &serving, &["top", "--once"]), "UTC").contains("8 GPUs, 2 not healthy"));
+    assert!(line(&daemon.run_client(&["top", "--once"]).1, "UTC").contains("8 GPUs, 2 not healthy"));
     assert!(
-        line(&client(&rig, &serving, &["node", "show"]), "gpus")
+        line(&daemon.run_client(&["node", "show"]).1, "gpus")
             .contains("8: 6 work, 0 cordoned, 1 not identified")
     );
-    let metrics = metrics_of(&serving);
+    let metrics = metrics_of(&daemon);
     assert!(metrics.contains("berth_gpus_unidentified 1"), "{metrics}");
     assert!(metrics.contains("berth_check_warning{check=\"gpus\"} 1"));
 
@@ -292,21 +282,21 @@ async fn every_place_that_counts_gpus_counts_those_that_do_not_answer() {
         .unwrap();
     rig.allocatable(&[(WHOLE, 8)]).await;
     until("all are known", || {
-        let list = serving.call("GET", "/gpus", &Value::Null);
+        let list = daemon.call("GET", "/gpus", &Value::Null);
         list["unidentified"].is_null() && list["items"].as_array().unwrap().len() == 8
     });
     // After a restart on which it is lost again, it is known to the store, and still one of eight.
-    serving.stop();
+    daemon.stop();
     rig.nvml.change(|state| state.gpus[7].lost = true).unwrap();
-    let serving = rig.house.serve();
+    let daemon = rig.node.serve();
     rig.allocatable(&[(WHOLE, 7)]).await;
-    let counts = || serving.call("GET", "/node", &Value::Null)["counts"].clone();
+    let counts = || daemon.call("GET", "/node", &Value::Null)["counts"].clone();
     until("the first scan", || counts()["unidentifiedGpus"] == 1);
     assert_eq!((&counts()["gpus"], &counts()["workingGpus"]), (&8.into(), &7.into()), "{bus}");
 }
 
-fn metrics_of(serving: &Serving) -> String {
-    let url = serving.base.replace("/api/v1", "/metrics");
+fn metrics_of(daemon: &DaemonProcess) -> String {
+    let url = daemon.base.replace("/api/v1", "/metrics");
     crate::support::client::agent(SOON).get(&url).call().unwrap().body_mut().read_to_string().unwrap()
 }
 
@@ -360,14 +350,14 @@ async fn every_sign_of_a_bad_gpu_that_was_there_before_the_start_is_judged() {
     let (state, signs) = bad_gpus();
     // Long enough for a busy machine: within it, what came once is still shown.
     let rig = Rig::new(&state, "").await;
-    let settings = rig.house.settings.replace("quietSeconds: 1", "quietSeconds: 600");
-    let rig = Rig { house: crate::daemon::process::House { settings, ..rig.house }, ..rig };
+    let settings = rig.node.settings.replace("quietSeconds: 1", "quietSeconds: 600");
+    let rig = Rig { node: ProcessNode { settings, ..rig.node }, ..rig };
     let checked = node_check(&rig);
     let gpus = line(&checked, "  GPUs ");
-    let serving = rig.house.serve();
+    let daemon = rig.node.serve();
     println!("\n| before the start | health | reason | heals by itself |\n|---|---|---|---|");
     for (gpu, (sign, expected, says)) in state.gpus.iter().zip(signs) {
-        let health = || serving.call("GET", &format!("/gpus/{}", gpu.uuid), &Value::Null)["health"].clone();
+        let health = || daemon.call("GET", &format!("/gpus/{}", gpu.uuid), &Value::Null)["health"].clone();
         until(&format!("{sign}: {expected}"), || health()["state"] == expected);
         let health = health();
         let reason = health["reason"].as_str().unwrap_or_default();
@@ -385,26 +375,26 @@ async fn every_sign_of_a_bad_gpu_that_was_there_before_the_start_is_judged() {
 async fn what_needs_a_reset_stays_out_until_the_driver_shows_one_or_an_operator_says_so() {
     let state = State::h100(3);
     let rig = Rig::new(&state, "").await;
-    let mut serving = rig.house.serve();
+    let mut daemon = rig.node.serve();
     rig.allocatable(&[(WHOLE, 3)]).await;
     for gpu in &state.gpus {
         rig.nvml.change(|state| state.push_xid(&gpu.uuid, 48)).unwrap();
     }
     rig.allocatable(&[(WHOLE, 0)]).await;
-    let health = |serving: &Serving, gpu: usize| {
-        serving.call("GET", &format!("/gpus/{}", state.gpus[gpu].uuid), &Value::Null)["health"].clone()
+    let health = |daemon: &DaemonProcess, gpu: usize| {
+        daemon.call("GET", &format!("/gpus/{}", state.gpus[gpu].uuid), &Value::Null)["health"].clone()
     };
     for gpu in 0..3 {
-        let health = health(&serving, gpu);
+        let health = health(&daemon, gpu);
         assert_eq!((&health["state"], &health["heals"]), (&"unhealthy".into(), &false.into()), "{health}");
     }
     // The API shows health before the store has it. An order is answered after that, even if it changes nothing.
-    serving.call("DELETE", &format!("/gpus/{}/cordon", state.gpus[0].uuid), &Value::Null);
+    daemon.call("DELETE", &format!("/gpus/{}/cordon", state.gpus[0].uuid), &Value::Null);
     // Its quiet time of a second does not end it, nor does a restart.
-    serving.child.kill().unwrap();
-    serving.child.wait().unwrap();
-    let serving = rig.house.serve();
-    let scans = || metrics_of(&serving).lines().find_map(scans_of);
+    daemon.child.kill().unwrap();
+    daemon.child.wait().unwrap();
+    let daemon = rig.node.serve();
+    let scans = || metrics_of(&daemon).lines().find_map(scans_of);
     until("the first scan", || scans().is_some_and(|scans| scans > 0.0));
     let end = std::time::Instant::now() + std::time::Duration::from_secs(2);
     until("longer than the quiet time", || std::time::Instant::now() > end);
@@ -413,7 +403,7 @@ async fn what_needs_a_reset_stays_out_until_the_driver_shows_one_or_an_operator_
     let action = |action| rig.nvml.change(|state| state.gpus[0].recovery_action = action).unwrap();
     action(RecoveryAction::GpuReset);
     until("the action", || {
-        health(&serving, 0)["reason"].as_str().unwrap_or_default().contains("recovery action 1")
+        health(&daemon, 0)["reason"].as_str().unwrap_or_default().contains("recovery action 1")
     });
     action(RecoveryAction::None);
     rig.allocatable(&[(WHOLE, 1)]).await;
@@ -422,13 +412,13 @@ async fn what_needs_a_reset_stays_out_until_the_driver_shows_one_or_an_operator_
         rig.nvml.change(|state| state.gpus[1].ecc.as_mut().unwrap().uncorrected_volatile = errors).unwrap();
     };
     errors(2);
-    serving.line(|line| line.contains("uncorrectable ECC errors"));
+    daemon.line(|line| line.contains("uncorrectable ECC errors"));
     errors(0);
     rig.allocatable(&[(WHOLE, 2)]).await;
     // An operator says that GPU 2 works.
     let operator = berth_api::MarkHealthy { state: berth_api::HealthState::Healthy, reason: "tested".into() };
     let body = serde_json::to_value(operator).unwrap();
-    serving.call("PUT", &format!("/gpus/{}/health", state.gpus[2].uuid), &body);
+    daemon.call("PUT", &format!("/gpus/{}/health", state.gpus[2].uuid), &body);
     rig.allocatable(&[(WHOLE, 3)]).await;
 }
 
@@ -441,22 +431,22 @@ fn scans_of(line: &str) -> Option<f64> {
 /// Report: https://github.com/NVIDIA/k8s-device-plugin/issues/332
 /// Report: https://github.com/NVIDIA/k8s-device-plugin/issues/646
 #[test]
-fn wsl2_is_said_to_be_unsupported_and_offers_nothing() {
-    let bench = Bench::new(&three_gpus());
-    let dxg = bench.folder.path().join("dxg");
+fn wsl2_is_reported_as_unsupported_and_offers_nothing() {
+    let nvml = NvmlFolder::new(&three_gpus());
+    let dxg = nvml.folder.path().join("dxg");
     fs::write(&dxg, "").expect("a file");
     let open = |driver_version: &str| {
         NvmlGpus::open(NvmlOptions {
-            library: Some(bench.installed.library().to_owned()),
+            library: Some(nvml.installed.library().to_owned()),
             dxg: dxg.clone(),
-            driver_version: bench.folder.path().join(driver_version),
+            driver_version: nvml.folder.path().join(driver_version),
             ..NvmlOptions::default()
         })
     };
     let error = open("missing").err().expect("it does not open").to_string();
     assert!(error.contains("WSL2") && error.contains("/dev/dxg") && !error.contains("modprobe"), "{error}");
     // A machine with both is no WSL2.
-    fs::write(bench.folder.path().join("version"), "").expect("a file");
+    fs::write(nvml.folder.path().join("version"), "").expect("a file");
     assert!(open("version").is_ok());
 }
 
@@ -473,8 +463,8 @@ async fn an_excluded_gpu_is_offered_under_no_stack_and_shown_as_excluded() {
     let uuid = state.gpus[2].uuid.to_uppercase();
     let exclude = format!("exclude: ['{bus}', {uuid}, 'NVIDIA T4*', 9]");
     let rig = Rig::new(&state, "migStrategy: mixed").await;
-    let settings = rig.house.settings.replace("gpus: nvml", &format!("gpus: {{ source: nvml, {exclude} }}"));
-    let rig = Rig { house: crate::daemon::process::House { settings, ..rig.house }, ..rig };
+    let settings = rig.node.settings.replace("gpus: nvml", &format!("gpus: {{ source: nvml, {exclude} }}"));
+    let rig = Rig { node: ProcessNode { settings, ..rig.node }, ..rig };
     let checked = node_check(&rig);
     let gpus = line(&checked, "  GPUs ");
     for index in 1..4 {
@@ -482,7 +472,7 @@ async fn an_excluded_gpu_is_offered_under_no_stack_and_shown_as_excluded() {
         assert!(gpus.contains(&named), "{named}: {gpus}");
     }
     assert!(gpus.contains("gpus.exclude: no GPU of this node is 9"), "{gpus}");
-    let serving = rig.house.serve();
+    let daemon = rig.node.serve();
     let stacks = [
         ("exclusive", "{}", vec![(WHOLE, 1)]),
         ("timeslice", "{\"replicas\": 3}", vec![("nvidia.com/gpu.shared", 3)]),
@@ -491,18 +481,18 @@ async fn an_excluded_gpu_is_offered_under_no_stack_and_shown_as_excluded() {
     for (policy, parameters, offered) in stacks {
         let parameters: Value = serde_json::from_str(parameters).unwrap();
         let entry = serde_json::json!({"entries": [{"policy": policy, "parameters": parameters}]});
-        serving.call("PUT", "/stack", &entry);
+        daemon.call("PUT", "/stack", &entry);
         rig.allocatable(&offered).await;
-        let list = serving.call("GET", "/gpus", &Value::Null);
+        let list = daemon.call("GET", "/gpus", &Value::Null);
         let excluded: Vec<bool> =
             list["items"].as_array().unwrap().iter().map(|gpu| gpu["excluded"] == true).collect();
         assert_eq!(excluded, [false, true, true, true], "{list}");
     }
-    let counts = &serving.call("GET", "/node", &Value::Null)["counts"];
+    let counts = &daemon.call("GET", "/node", &Value::Null)["counts"];
     assert_eq!((&counts["gpus"], &counts["excludedGpus"]), (&4.into(), &3.into()), "{counts}");
-    let listed = client(&rig, &serving, &["gpu", "list"]);
+    let listed = daemon.run_client(&["gpu", "list"]).1;
     assert_eq!(listed.matches(" excluded ").count(), 6, "a column and a reason each: {listed}");
-    serving.line(|line| line.contains("gpus.exclude: no GPU of this node is 9"));
+    daemon.line(|line| line.contains("gpus.exclude: no GPU of this node is 9"));
 }
 
 #[test]
@@ -527,30 +517,30 @@ fn an_item_of_gpus_exclude_that_selects_nothing_is_refused_with_its_line() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_gpu_that_vanished_is_told_apart_from_the_one_that_has_its_index_now() {
+async fn a_gpu_that_vanished_is_distinguished_from_the_one_that_has_its_index_now() {
     let state = State::h100(2);
     let rig = Rig::new(&state, "").await;
-    let serving = rig.house.serve();
+    let daemon = rig.node.serve();
     rig.allocatable(&[(WHOLE, 2)]).await;
     let former = state.gpus[1].uuid.clone();
     let new = "GPU-11111111-2222-3333-4444-555555555555";
     rig.nvml.change(|state| state.gpus[1].uuid = new.into()).unwrap();
-    until("both", || serving.call("GET", "/gpus", &Value::Null)["items"].as_array().unwrap().len() == 3);
+    until("both", || daemon.call("GET", "/gpus", &Value::Null)["items"].as_array().unwrap().len() == 3);
     until("it is gone", || {
-        serving.call("GET", &format!("/gpus/{former}"), &Value::Null)["health"]["state"] == "vanished"
+        daemon.call("GET", &format!("/gpus/{former}"), &Value::Null)["health"]["state"] == "vanished"
     });
-    let listed = client(&rig, &serving, &["gpu", "list"]);
+    let listed = daemon.run_client(&["gpu", "list"]).1;
     let names: Vec<_> =
         listed.lines().skip(1).take(3).filter_map(|line| line.split_whitespace().next()).collect();
     assert_eq!(names.iter().collect::<BTreeSet<_>>().len(), 3, "{listed}");
     assert!(names.contains(&&former[..12]), "{listed}");
     let title = format!("GPU {} (GPU 1 before): vanished", &former[..12]);
     assert!(listed.contains(&title), "{title}: {listed}");
-    assert!(line(&client(&rig, &serving, &["gpu", "show", &former]), "gpu").contains("another GPU now"));
+    assert!(line(&daemon.run_client(&["gpu", "show", &former]).1, "gpu").contains("another GPU now"));
     // The log and the events name it by its UUID.
-    let gone = serving.line(|line| line.contains("is gone"));
+    let gone = daemon.line(|line| line.contains("is gone"));
     assert!(gone.contains(&former), "{gone}");
-    let metrics = metrics_of(&serving);
+    let metrics = metrics_of(&daemon);
     let one = |uuid: &str| {
         metrics
             .lines()
@@ -567,12 +557,12 @@ async fn a_gpu_is_found_by_its_uuid_in_any_spelling() {
     // A driver that writes capitals.
     state.gpus[1].uuid = format!("GPU-{}", uuid[4..].to_uppercase());
     let rig = Rig::new(&state, "").await;
-    let serving = rig.house.serve();
+    let daemon = rig.node.serve();
     rig.allocatable(&[(WHOLE, 2)]).await;
     for spelling in [uuid.clone(), uuid.to_uppercase(), uuid.to_lowercase()] {
-        let gpu = serving.call("GET", &format!("/gpus/{spelling}"), &Value::Null);
+        let gpu = daemon.call("GET", &format!("/gpus/{spelling}"), &Value::Null);
         assert_eq!(gpu["uuid"], uuid, "{spelling}");
-        assert!(client(&rig, &serving, &["gpu", "show", &spelling[..14]]).contains(&uuid), "{spelling}");
+        assert!(daemon.run_client(&["gpu", "show", &spelling[..14]]).1.contains(&uuid), "{spelling}");
     }
     rig.nvml.change(|state| state.push_xid(&state.gpus[1].uuid.clone(), 79)).unwrap();
     rig.allocatable(&[(WHOLE, 1)]).await;

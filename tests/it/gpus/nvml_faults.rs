@@ -1,84 +1,27 @@
 //! NVML that hangs, fails or is missing: GPUs become unhealthy, and every request is answered.
 
+use crate::support::nvml::FakeNvml;
 use crate::support::wait::SOON;
 use berth_gpus::nvml::{NvmlGpus, NvmlOptions};
-use berth_kernel::hardware::gpu::{Inventory, Load, Part, ROWS, ROWS_FAILED, ROWS_PENDING, Reading};
+use berth_kernel::hardware::gpu::{Inventory, Load, Part, ROWS, ROWS_FAILED, ROWS_PENDING};
 use berth_kernel::hardware::process::PROCESSES_PER_GPU_MAX;
 use berth_kernel::node::ports::Gpus;
 use fake_nvml::{Code, Event, EventKind, Fault, Installed, Process, RecoveryAction, State};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::{Duration, Instant};
-use tempfile::TempDir;
 
 /// How long the calls on one GPU may take in tests of hanging calls. On a busy machine calls that do not hang exceed
 /// it, too.
 const DEADLINE: Duration = Duration::from_secs(2);
 
-struct Bench {
-    gpus: NvmlGpus,
-    installed: Installed,
-    _folder: TempDir,
+/// The first call that exceeds the deadline counts as hung.
+fn with_deadline(state: &State, deadline: Duration) -> FakeNvml {
+    FakeNvml::new(state, |options| NvmlOptions { deadline, hung_after: Duration::ZERO, ..options })
 }
 
-impl Bench {
-    fn new(state: &State) -> Self {
-        Self::with_deadline(state, SOON)
-    }
-
-    fn with_deadline(state: &State, deadline: Duration) -> Self {
-        let folder = tempfile::tempdir().expect("a folder");
-        let installed = Installed::new(folder.path(), state).expect("the fake is built");
-        let options = NvmlOptions { deadline, ..options(installed.library(), folder.path()) };
-        let gpus = NvmlGpus::open(options).expect("it opens");
-        Self { gpus, installed, _folder: folder }
-    }
-
-    fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
-        self.installed.change(change).expect("a change")
-    }
-
-    fn look(&self) -> Inventory {
-        let began = Instant::now();
-        loop {
-            let scan = self.gpus.scan();
-            assert!(began.elapsed() < SOON, "a look took {:?}", began.elapsed());
-            match scan {
-                Ok(inventory) => return inventory,
-                // On a busy machine the first count of the GPUs may exceed a short deadline.
-                Err(error) => assert!(error.what.contains("does not answer"), "{error}"),
-            }
-        }
-    }
-
-    fn look_until(&self, what: &str, so: impl Fn(&Inventory) -> bool) -> Inventory {
-        let began = Instant::now();
-        loop {
-            let inventory = self.look();
-            if so(&inventory) {
-                return inventory;
-            }
-            assert!(began.elapsed() < SOON, "never {what}: {inventory:?}");
-        }
-    }
-
-    fn next(&self) -> Reading {
-        let began = Instant::now();
-        while began.elapsed() < SOON {
-            let reading = self.gpus.next_reading(Duration::from_millis(100));
-            if let Ok(Some(reading)) = reading {
-                return reading;
-            }
-        }
-        panic!("no reading");
-    }
-
-    fn xid(&self, gpu: usize, xid: u64) {
-        self.change(|state| {
-            let uuid = state.gpus[gpu].uuid.clone();
-            state.push_xid(&uuid, xid);
-        });
-    }
+fn opened(state: &State) -> FakeNvml {
+    with_deadline(state, SOON)
 }
 
 fn options(library: &Path, sysfs: &Path) -> NvmlOptions {
@@ -99,16 +42,16 @@ fn without_loads(inventory: &Inventory) -> Inventory {
 
 #[test]
 fn a_call_that_hangs_on_one_gpu_costs_that_gpu_its_health() {
-    let bench = Bench::with_deadline(&State::h100(4), DEADLINE);
+    let nvml = with_deadline(&State::h100(4), DEADLINE);
     let has_loads = |inventory: &Inventory| inventory.loads.len() == 4;
-    let before = without_loads(&bench.look_until("scanned with its loads", has_loads));
+    let before = without_loads(&nvml.scan_until("scanned with its loads", has_loads));
     let hung = before.parts[1].gpu.clone();
-    bench.change(|state| {
+    nvml.change(|state| {
         let fault = Fault::hang("nvmlDeviceGetMemoryInfo*").of_gpu(hung.as_str());
         state.faults.push(fault);
     });
     let text = "nvmlDeviceGetMemoryInfo_v2 does not answer";
-    let during = bench.look_until("hung", |inventory| {
+    let during = nvml.scan_until("hung", |inventory| {
         inventory.scan_errors.keys().eq([&hung]) && inventory.scan_errors[&hung].reason.contains(text)
     });
     assert_eq!(during.parts, before.parts);
@@ -117,7 +60,7 @@ fn a_call_that_hangs_on_one_gpu_costs_that_gpu_its_health() {
     let end = Instant::now() + SOON;
     loop {
         let began = Instant::now();
-        let is_one = (0..10).all(|_| bench.look().scan_errors.len() == 1);
+        let is_one = (0..10).all(|_| nvml.scan().scan_errors.len() == 1);
         let took = began.elapsed();
         if is_one && took < DEADLINE * 9 {
             break;
@@ -125,40 +68,40 @@ fn a_call_that_hangs_on_one_gpu_costs_that_gpu_its_health() {
         assert!(Instant::now() < end, "one error: {is_one}, {took:?}");
     }
     // Events of the others still come.
-    bench.xid(2, 48);
-    let reading = bench.next();
+    nvml.xid(2, 48);
+    let reading = nvml.next();
     assert_eq!((&reading.part, reading.code), (&before.parts[2].id, 48));
-    bench.change(|state| state.faults.clear());
-    bench.look_until("well again", |inventory| has_loads(inventory) && without_loads(inventory) == before);
+    nvml.change(|state| state.faults.clear());
+    nvml.scan_until("well again", |inventory| has_loads(inventory) && without_loads(inventory) == before);
 }
 
 #[test]
 fn a_hanging_driver_leaves_all_gpus_listed_with_an_error() {
-    let bench = Bench::with_deadline(&State::h100(8), DEADLINE);
+    let nvml = with_deadline(&State::h100(8), DEADLINE);
     let has_loads = |inventory: &Inventory| inventory.loads.len() == 8;
-    let before = without_loads(&bench.look_until("scanned with its loads", has_loads));
-    bench.change(|state| state.faults.push(Fault::hang("*")));
-    let during = bench.look();
+    let before = without_loads(&nvml.scan_until("scanned with its loads", has_loads));
+    nvml.change(|state| state.faults.push(Fault::hang("*")));
+    let during = nvml.scan();
     assert_eq!(during.parts, before.parts);
     assert_eq!(during.links, before.links);
     assert_eq!(during.scan_errors.len(), 8);
     assert!(during.usage.is_empty());
-    bench.change(|state| state.faults.clear());
-    bench.look_until("well again", |inventory| has_loads(inventory) && without_loads(inventory) == before);
+    nvml.change(|state| state.faults.clear());
+    nvml.scan_until("well again", |inventory| has_loads(inventory) && without_loads(inventory) == before);
 }
 
 #[test]
 fn hanging_gpus_cost_two_deadlines_in_total() {
-    let bench = Bench::with_deadline(&State::h100(16), DEADLINE);
+    let nvml = with_deadline(&State::h100(16), DEADLINE);
     let end = Instant::now() + SOON;
     loop {
-        bench.look_until("all are read", |inventory| inventory.usage.len() == 16);
-        bench.change(|state| state.faults.push(Fault::hang("nvmlDeviceGetMigMode")));
+        nvml.scan_until("all are read", |inventory| inventory.usage.len() == 16);
+        nvml.change(|state| state.faults.push(Fault::hang("nvmlDeviceGetMigMode")));
         let began = Instant::now();
-        let during = bench.look();
+        let during = nvml.scan();
         let took = began.elapsed();
         assert_eq!(during.scan_errors.len(), 16);
-        bench.change(|state| state.faults.clear());
+        nvml.change(|state| state.faults.clear());
         // A deadline for each GPU would take longer. A busy machine may take as long.
         if took < DEADLINE * 8 {
             break;
@@ -169,18 +112,18 @@ fn hanging_gpus_cost_two_deadlines_in_total() {
 
 #[test]
 fn an_error_on_one_gpu_is_reported_as_text() {
-    let bench = Bench::new(&State::h100(2));
-    let id = bench.look().parts[0].gpu.clone();
+    let nvml = opened(&State::h100(2));
+    let id = nvml.scan().parts[0].gpu.clone();
     for (code, says) in [
         (Code::Unknown, "nvmlDeviceGetUUID"),
         (Code::ResetRequired, "needs a reset"),
         (Code::GpuIsLost, "fell off the bus"),
     ] {
-        bench.change(|state| {
+        nvml.change(|state| {
             let fault = Fault::fail("nvmlDeviceGetUUID", code).of_gpu(id.as_str());
             state.faults = vec![fault];
         });
-        let inventory = bench.look();
+        let inventory = nvml.scan();
         assert!(inventory.scan_errors[&id].reason.contains(says), "{:?}", inventory.scan_errors);
         assert_eq!(inventory.parts.len(), 2);
     }
@@ -188,13 +131,13 @@ fn an_error_on_one_gpu_is_reported_as_text() {
 
 #[test]
 fn pending_and_failed_row_remappings_are_signs() {
-    let bench = Bench::new(&State::a100(1));
+    let nvml = opened(&State::a100(1));
     let rows = |pending, failed| {
-        bench.change(|state| {
+        nvml.change(|state| {
             let rows = state.gpus[0].remapped_rows.as_mut().expect("an A100 has rows");
             (rows.pending, rows.failed) = (pending, failed);
         });
-        let inventory = bench.look();
+        let inventory = nvml.scan();
         assert!(inventory.scan_errors.is_empty(), "{:?}", inventory.scan_errors);
         inventory.signs
     };
@@ -208,12 +151,12 @@ fn pending_and_failed_row_remappings_are_signs() {
 
 #[test]
 fn ecc_errors_are_counted_if_no_event_reports_them() {
-    let bench = Bench::new(&State::a100(2));
+    let nvml = opened(&State::a100(2));
     let ecc = |gpu: usize, errors| {
-        bench.change(|state| {
+        nvml.change(|state| {
             state.gpus[gpu].ecc.as_mut().expect("an A100 counts").uncorrected_volatile = errors;
         });
-        let signs = bench.look().signs;
+        let signs = nvml.scan().signs;
         signs.into_iter().map(|sign| (sign.source, sign.code)).collect::<Vec<_>>()
     };
     // Those that were counted before the first scan are judged as if they had just come.
@@ -226,7 +169,7 @@ fn ecc_errors_are_counted_if_no_event_reports_them() {
 
 #[test]
 fn every_recovery_action_has_a_text() {
-    let bench = Bench::new(&State::h100(1));
+    let nvml = opened(&State::h100(1));
     for (action, code, says) in [
         (RecoveryAction::GpuReset, 1, "a reset of the GPU"),
         (RecoveryAction::NodeReboot, 2, "a reboot of the node"),
@@ -236,17 +179,17 @@ fn every_recovery_action_has_a_text() {
         (RecoveryAction::BusReset, 6, "a reset of its PCIe bus"),
         (RecoveryAction::SystemReboot, 7, "a reboot of the system"),
     ] {
-        bench.change(|state| state.gpus[0].recovery_action = action);
-        let signs = bench.look().signs;
+        nvml.change(|state| state.gpus[0].recovery_action = action);
+        let signs = nvml.scan().signs;
         assert_eq!((signs.len(), signs[0].code), (1, code));
         assert!(signs[0].detail.contains(says), "{signs:?}");
     }
-    bench.change(|state| {
+    nvml.change(|state| {
         state.gpus[0].recovery_action = RecoveryAction::None;
         // Drivers before R550 do not know the field.
         state.faults.push(Fault::fail("nvmlDeviceGetFieldValues", Code::NotSupported));
     });
-    assert_eq!(bench.look().signs, []);
+    assert_eq!(nvml.scan().signs, []);
 }
 
 #[test]
@@ -257,16 +200,16 @@ fn a_profiles_attributes_are_read_from_nvml_if_the_name_has_none() {
     for (instance, extras) in instances.iter_mut().zip(["+me", "-me", "", "+gfx"]) {
         instance.profile += extras;
     }
-    let profiles = |bench: &Bench| -> Vec<String> {
-        let parts = bench.look().parts;
+    let profiles = |nvml: &FakeNvml| -> Vec<String> {
+        let parts = nvml.scan().parts;
         parts.into_iter().filter_map(|part| Some(part.mig?.profile)).collect()
     };
-    let bench = Bench::new(&state);
-    assert_eq!(profiles(&bench), ["1g.10gb+me", "1g.10gb-me", "1g.10gb", "2g.20gb+gfx"]);
+    let nvml = opened(&state);
+    assert_eq!(profiles(&nvml), ["1g.10gb+me", "1g.10gb-me", "1g.10gb", "2g.20gb+gfx"]);
     // Without the right to query, the name counts.
     state.faults.push(Fault::fail("nvmlDeviceGetGpuInstanceById", Code::NoPermission));
-    let bench = Bench::new(&state);
-    assert_eq!(profiles(&bench), ["1g.10gb", "1g.10gb", "1g.10gb", "2g.20gb"]);
+    let nvml = opened(&state);
+    assert_eq!(profiles(&nvml), ["1g.10gb", "1g.10gb", "1g.10gb", "2g.20gb"]);
 }
 
 /// A GPU in MIG mode cannot be read for lack of a right.
@@ -280,8 +223,8 @@ fn without_the_right_to_see_a_gpu_in_mig_mode_its_instances_are_read_by_themselv
         Process { gpu_instance: Some(8), compute_instance: Some(0), ..Process::new(43, 200) },
     ];
     state.gpus[0].mig.as_mut().expect("it is split").privileged = false;
-    let bench = Bench::new(&state);
-    let inventory = bench.look();
+    let nvml = opened(&state);
+    let inventory = nvml.scan();
     assert!(inventory.scan_errors.is_empty(), "{:?}", inventory.scan_errors);
     let [gpu, instances @ ..] = &inventory.parts[..] else { panic!("no GPU") };
     assert_eq!(gpu.memory_mib, 0, "not known");
@@ -300,12 +243,12 @@ fn without_the_right_to_see_a_gpu_in_mig_mode_its_instances_are_read_by_themselv
         inventory.processes[&gpu.gpu].iter().map(|one| (one.pid, one.part.to_string())).collect();
     assert_eq!(seen, [(42, uuids[0].clone()), (43, uuids[1].clone())]);
     // The memory can be read again once MIG is off.
-    bench.change(|state| {
+    nvml.change(|state| {
         let gpu = &mut state.gpus[0];
         gpu.processes.clear();
         gpu.mig.as_mut().expect("it has MIG").enabled = false;
     });
-    let whole = bench.look();
+    let whole = nvml.scan();
     assert_eq!((whole.parts.len(), whole.parts[0].memory_mib), (1, 81_559));
 }
 
@@ -313,10 +256,10 @@ fn without_the_right_to_see_a_gpu_in_mig_mode_its_instances_are_read_by_themselv
 fn calls_that_use_a_megabyte_of_stack_find_it() {
     let mut state = State::h100(2);
     state.stack_kib = 1024;
-    let bench = Bench::new(&state);
-    assert_eq!(bench.look().parts.len(), 2);
-    bench.xid(1, 48);
-    assert_eq!(bench.next().code, 48);
+    let nvml = opened(&state);
+    assert_eq!(nvml.scan().parts.len(), 2);
+    nvml.xid(1, 48);
+    assert_eq!(nvml.next().code, 48);
 }
 
 #[test]
@@ -332,57 +275,57 @@ fn a_gpu_that_is_attached_later_is_found_by_opening_nvml_again() {
     attach("0000:13:00.0");
     let options = NvmlOptions { attached: attached.clone(), ..options(installed.library(), folder.path()) };
     let gpus = NvmlGpus::open(options).expect("it opens");
-    let bench = Bench { gpus, installed, _folder: folder };
-    let first = bench.look();
+    let nvml = FakeNvml { gpus, installed, folder };
+    let first = nvml.scan();
     assert_eq!(first.parts.len(), 2);
-    bench.change(|state| state.gpus.extend(late));
+    nvml.change(|state| state.gpus.extend(late));
     assert!(first.loads.is_empty(), "the first scan starts the GPUs and reads no load");
     // A scan that follows another at once may find a GPU still in use by its thread, and leaves out its load.
-    let again = bench.look_until("scanned with its loads", |inventory| inventory.loads.len() == 2);
+    let again = nvml.scan_until("scanned with its loads", |inventory| inventory.loads.len() == 2);
     assert_eq!(without_loads(&again), first, "NVML counts when it is opened");
     let end = Instant::now() + SOON;
     let both = loop {
         attach("0000:1f:00.0");
         attach("0000:2b:00.0");
-        let both = bench.look();
+        let both = nvml.scan();
         if both.parts.len() == 4 || Instant::now() > end {
             break both;
         }
         // A busy machine may not close NVML in time: then it is opened with the GPUs that it had.
         std::fs::remove_dir(attached.join("0000:2b:00.0")).expect("a folder");
-        bench.look();
+        nvml.scan();
     };
     assert_eq!((both.parts.len(), both.scan_errors.len()), (4, 0));
     assert_eq!(both.parts[..2], first.parts);
     // Its events come, too.
-    bench.xid(3, 48);
-    let reading = bench.next();
+    nvml.xid(3, 48);
+    let reading = nvml.next();
     assert_eq!((&reading.part, reading.code), (&both.parts[3].id, 48));
 }
 
 #[test]
 fn a_driver_that_is_replaced_costs_every_gpu_its_health_until_it_fits_again() {
-    let bench = Bench::new(&State::h100(2));
-    let before = bench.look();
+    let nvml = opened(&State::h100(2));
+    let before = nvml.scan();
     for (call, code, says) in [
         ("nvmlDeviceGetUUID", Code::DriverNotLoaded, "nvidia-smi"),
         ("nvmlInit*", Code::LibRmVersionMismatch, "different versions"),
         ("nvmlInit*", Code::DriverNotLoaded, "modprobe nvidia"),
     ] {
-        bench.change(|state| {
+        nvml.change(|state| {
             // Only an open library can be opened again.
             state.faults =
                 vec![Fault::fail("nvmlDeviceGetCount_v2", Code::Uninitialized), Fault::fail(call, code)];
         });
-        bench.look();
-        bench.change(|state| state.faults = vec![Fault::fail(call, code)]);
-        let during = bench.look_until("the reading", |inventory| {
+        nvml.scan();
+        nvml.change(|state| state.faults = vec![Fault::fail(call, code)]);
+        let during = nvml.scan_until("the reading", |inventory| {
             inventory.scan_errors.len() == 2
                 && inventory.scan_errors.values().all(|error| error.reason.contains(says))
         });
         assert_eq!((&during.parts, &during.links), (&before.parts, &before.links));
-        bench.change(|state| state.faults.clear());
-        bench.look_until("well again", |inventory| *inventory == before);
+        nvml.change(|state| state.faults.clear());
+        nvml.scan_until("well again", |inventory| *inventory == before);
     }
 }
 
@@ -393,8 +336,8 @@ fn values_that_a_model_does_not_report_are_omitted() {
         state.faults.push(Fault::fail(call, Code::NotSupported));
     }
     state.faults.push(Fault::fail("nvmlDeviceGetComputeRunningProcesses_v3", Code::NoPermission));
-    let bench = Bench::new(&state);
-    let inventory = bench.look();
+    let nvml = opened(&state);
+    let inventory = nvml.scan();
     assert!(inventory.scan_errors.is_empty(), "{:?}", inventory.scan_errors);
     assert_eq!(inventory.parts[0].numa_node, None);
     assert_eq!(inventory.links.iter().count(), 1);
@@ -407,8 +350,8 @@ fn processes_of_a_gpu_are_listed_up_to_a_limit_and_it_stays_healthy() {
     for (running, reported) in [(64, 64), (65, 65), (300, PROCESSES_PER_GPU_MAX)] {
         let mut state = State::h100(1);
         (0..running).for_each(|n| state.gpus[0].run(1000 + n, 1));
-        let bench = Bench::new(&state);
-        let inventory = bench.look();
+        let nvml = opened(&state);
+        let inventory = nvml.scan();
         assert!(inventory.scan_errors.is_empty(), "{:?}", inventory.scan_errors);
         let gpu = &inventory.parts[0].gpu;
         assert_eq!(
@@ -419,7 +362,7 @@ fn processes_of_a_gpu_are_listed_up_to_a_limit_and_it_stays_healthy() {
     // More than are ever read: not visible, which is not an error.
     let mut state = State::h100(1);
     (0..2000).for_each(|n| state.gpus[0].run(1000 + n, 1));
-    let inventory = Bench::new(&state).look();
+    let inventory = opened(&state).scan();
     assert!(inventory.scan_errors.is_empty() && inventory.processes.is_empty());
 }
 
@@ -427,7 +370,7 @@ fn processes_of_a_gpu_are_listed_up_to_a_limit_and_it_stays_healthy() {
 fn memory_that_nvml_does_not_report_is_not_zero() {
     let mut state = State::h100(1);
     state.gpus[0].processes.push(Process { memory_hidden: true, ..Process::new(7, 5) });
-    let inventory = Bench::new(&state).look();
+    let inventory = opened(&state).scan();
     let process = &inventory.processes[&inventory.parts[0].gpu][0];
     assert_eq!((process.pid, process.memory_mib), (7, None));
 }
@@ -436,10 +379,10 @@ fn memory_that_nvml_does_not_report_is_not_zero() {
 fn processes_of_a_gpu_that_does_not_answer_are_not_reported() {
     let mut state = State::h100(2);
     state.gpus[0].run(7, 5);
-    let bench = Bench::new(&state);
-    assert_eq!(bench.look().processes.len(), 2);
-    bench.change(|state| state.gpus[0].lost = true);
-    let inventory = bench.look();
+    let nvml = opened(&state);
+    assert_eq!(nvml.scan().processes.len(), 2);
+    nvml.change(|state| state.gpus[0].lost = true);
+    let inventory = nvml.scan();
     assert_eq!(inventory.processes.keys().collect::<Vec<_>>(), [&inventory.parts[1].gpu]);
 }
 
@@ -462,9 +405,9 @@ fn the_numa_node_of_sysfs_takes_precedence() {
 fn an_event_of_a_mig_instance_names_it() {
     let mut state = State::h100(1);
     state.split(0, &[1, 1]);
-    let bench = Bench::new(&state);
-    let inventory = bench.look();
-    bench.change(|state| {
+    let nvml = opened(&state);
+    let inventory = nvml.scan();
+    nvml.change(|state| {
         let gpu = state.gpus[0].uuid.clone();
         for (seq, gpu_instance) in [(1, Some(8)), (2, None)] {
             state.events.push(Event {
@@ -477,15 +420,15 @@ fn an_event_of_a_mig_instance_names_it() {
             });
         }
     });
-    assert_eq!(bench.next().part, inventory.parts[2].id);
-    assert_eq!(bench.next().part, inventory.parts[0].id);
+    assert_eq!(nvml.next().part, inventory.parts[2].id);
+    assert_eq!(nvml.next().part, inventory.parts[0].id);
 }
 
 #[test]
 fn double_bit_errors_are_read_and_single_bit_errors_are_not() {
-    let bench = Bench::new(&State::h100(1));
-    bench.look();
-    bench.change(|state| {
+    let nvml = opened(&State::h100(1));
+    nvml.scan();
+    nvml.change(|state| {
         let gpu = state.gpus[0].uuid.clone();
         for (seq, kind) in [(1, EventKind::SingleBitEcc), (2, EventKind::DoubleBitEcc)] {
             state.events.push(Event {
@@ -498,24 +441,24 @@ fn double_bit_errors_are_read_and_single_bit_errors_are_not() {
             });
         }
     });
-    assert_eq!(bench.next().source, "ecc");
-    let none = bench.gpus.next_reading(Duration::from_millis(50));
+    assert_eq!(nvml.next().source, "ecc");
+    let none = nvml.gpus.next_reading(Duration::from_millis(50));
     assert_eq!(none.expect("events work"), None);
 }
 
 #[test]
 fn the_loss_of_one_gpu_does_not_stop_events_of_the_others() {
-    let bench = Bench::new(&State::h100(3));
-    let parts = bench.look().parts;
-    bench.change(|state| state.gpus[0].lost = true);
-    let lost = bench.next();
+    let nvml = opened(&State::h100(3));
+    let parts = nvml.scan().parts;
+    nvml.change(|state| state.gpus[0].lost = true);
+    let lost = nvml.next();
     assert_eq!((lost.source.as_str(), &lost.part), ("lost", &parts[0].id));
     // NVML makes a new event set without the lost one; an event in between is lost with the old
     // set, so the XID is repeated until it is read.
     let began = Instant::now();
     loop {
-        bench.xid(2, 62);
-        match bench.gpus.next_reading(Duration::from_millis(300)) {
+        nvml.xid(2, 62);
+        match nvml.gpus.next_reading(Duration::from_millis(300)) {
             Ok(Some(reading)) => {
                 assert_eq!((reading.source.as_str(), &reading.part), ("xid", &parts[2].id));
                 break;
@@ -532,14 +475,14 @@ fn a_gpu_that_hangs_while_it_is_registered_for_events_does_not_delay_the_others(
     state.faults.push(Fault::hang("nvmlDeviceRegisterEvents").of_gpu(hanging.as_str()));
     let end = Instant::now() + SOON;
     loop {
-        let bench = Bench::with_deadline(&state, DEADLINE);
-        let parts = bench.look().parts;
+        let nvml = with_deadline(&state, DEADLINE);
+        let parts = nvml.scan().parts;
         let began = Instant::now();
-        bench.xid(2, 62);
-        let reading = bench.next();
+        nvml.xid(2, 62);
+        let reading = nvml.next();
         let took = began.elapsed();
         assert_eq!((reading.source.as_str(), &reading.part), ("xid", &parts[2].id));
-        bench.change(|state| state.faults.clear());
+        nvml.change(|state| state.faults.clear());
         // The hang takes a deadline. A GPU that is left out then would be registered after the next wait for
         // events, of 5 s. On a busy machine any GPU may be as late.
         if took < DEADLINE + Duration::from_millis(4500) {
@@ -553,11 +496,11 @@ fn a_gpu_that_hangs_while_it_is_registered_for_events_does_not_delay_the_others(
 fn without_events_health_is_polled_and_that_is_reported() {
     let mut state = State::h100(1);
     state.faults.push(Fault::fail("nvmlEventSetCreate", Code::NoPermission));
-    let bench = Bench::new(&state);
-    assert!(bench.look().scan_errors.is_empty());
+    let nvml = opened(&state);
+    assert!(nvml.scan().scan_errors.is_empty());
     let began = Instant::now();
     loop {
-        match bench.gpus.next_reading(Duration::from_millis(20)) {
+        match nvml.gpus.next_reading(Duration::from_millis(20)) {
             Err(error) => {
                 assert!(error.what.contains("health is polled"), "{error}");
                 break;
@@ -565,34 +508,34 @@ fn without_events_health_is_polled_and_that_is_reported() {
             Ok(_) => assert!(began.elapsed() < SOON),
         }
     }
-    bench.change(|state| state.faults.clear());
+    nvml.change(|state| state.faults.clear());
     let began = Instant::now();
-    while bench.gpus.next_reading(Duration::from_millis(20)).is_err() {
+    while nvml.gpus.next_reading(Duration::from_millis(20)).is_err() {
         assert!(began.elapsed() < SOON, "events never work again");
     }
-    bench.xid(0, 79);
-    assert_eq!(bench.next().code, 79);
+    nvml.xid(0, 79);
+    assert_eq!(nvml.next().code, 79);
 }
 
 #[test]
 fn an_unloaded_driver_is_opened_again() {
-    let bench = Bench::new(&State::h100(2));
-    let before = bench.look();
-    bench.change(|state| {
+    let nvml = opened(&State::h100(2));
+    let before = nvml.scan();
+    nvml.change(|state| {
         state.faults.push(Fault::fail("nvmlDeviceGetCount_v2", Code::Uninitialized));
     });
-    let during = bench.look();
+    let during = nvml.scan();
     assert_eq!((&during.parts, during.scan_errors.len()), (&before.parts, 2));
     assert!(
         during.scan_errors.values().all(|error| error.reason.contains("nvidia-smi")),
         "{:?}",
         during.scan_errors
     );
-    assert!(bench.gpus.next_reading(Duration::ZERO).is_err());
-    bench.change(|state| state.faults.clear());
-    assert_eq!(bench.look(), before);
-    bench.xid(1, 48);
-    assert_eq!(bench.next().code, 48);
+    assert!(nvml.gpus.next_reading(Duration::ZERO).is_err());
+    nvml.change(|state| state.faults.clear());
+    assert_eq!(nvml.scan(), before);
+    nvml.xid(1, 48);
+    assert_eq!(nvml.next().code, 48);
 }
 
 #[test]
@@ -634,8 +577,8 @@ fn a_gpu_whose_memory_cannot_be_read_is_listed() {
         state.gpus[1].run(4711, 1024);
         let uuid = state.gpus[1].uuid.clone();
         state.faults.push(fault.of_gpu(uuid.clone()));
-        let bench = Bench::new(&state);
-        let found = bench.look();
+        let nvml = opened(&state);
+        let found = nvml.scan();
         assert_eq!(found.scan_errors.len(), 0, "{:?}", found.scan_errors);
         let part = found.parts.iter().find(|part| part.id.as_str() == uuid).expect("it is listed");
         assert_eq!(part.memory_mib, memory_mib);
@@ -643,7 +586,7 @@ fn a_gpu_whose_memory_cannot_be_read_is_listed() {
     }
     let mut state = State::h100(1);
     state.gpus[0].memory_total_mib = None;
-    assert_eq!(Bench::new(&state).look().parts[0].memory_mib, 0);
+    assert_eq!(opened(&state).scan().parts[0].memory_mib, 0);
 }
 
 #[test]
@@ -652,41 +595,41 @@ fn a_link_that_is_not_supported_does_not_end_the_count() {
     for gpu in &mut state.gpus {
         gpu.nvlinks[3] = None;
     }
-    let found = Bench::new(&state).look();
+    let found = opened(&state).scan();
     let link = found.links.iter().next().expect("they are linked").2;
     assert_eq!(link.nvlinks, 17);
 }
 
 #[test]
 fn failed_rows_stay_known_while_mig_hides_them() {
-    let bench = Bench::new(&State::h100(1));
-    bench.change(|state| state.gpus[0].remapped_rows.as_mut().expect("an H100 has them").failed = true);
-    let failed = bench.look().signs;
+    let nvml = opened(&State::h100(1));
+    nvml.change(|state| state.gpus[0].remapped_rows.as_mut().expect("an H100 has them").failed = true);
+    let failed = nvml.scan().signs;
     assert_eq!((failed.len(), failed[0].code), (1, ROWS_FAILED));
-    bench.change(|state| state.split(0, &[3, 3]));
-    let split = bench.look();
+    nvml.change(|state| state.split(0, &[3, 3]));
+    let split = nvml.scan();
     assert_eq!((split.parts.len(), split.signs), (3, failed));
-    bench.change(|state| {
+    nvml.change(|state| {
         state.gpus[0].mig.as_mut().expect("it is split").enabled = false;
         state.gpus[0].remapped_rows.as_mut().expect("an H100 has them").failed = false;
     });
-    assert_eq!(bench.look().signs, [], "read again");
+    assert_eq!(nvml.scan().signs, [], "read again");
 }
 
 #[test]
 fn an_event_of_a_gpu_instance_alone_names_its_mig_instances() {
     let mut state = State::h100(2);
     state.split(1, &[3, 3]);
-    let bench = Bench::new(&state);
-    let parts = bench.look().parts;
+    let nvml = opened(&state);
+    let parts = nvml.scan().parts;
     let instance = parts.iter().filter(|part| part.mig.is_some()).nth(1).expect("two instances");
     let gpu_instance = instance.mig.as_ref().map(|mig| mig.gpu_instance);
-    bench.change(|state| {
+    nvml.change(|state| {
         let uuid = state.gpus[1].uuid.clone();
         state.push_xid(&uuid, 94);
         state.events.last_mut().expect("an event").gpu_instance = gpu_instance;
     });
-    let reading = bench.next();
+    let reading = nvml.next();
     assert_eq!((&reading.part, reading.code), (&instance.id, 94));
 }
 
@@ -694,9 +637,9 @@ fn an_event_of_a_gpu_instance_alone_names_its_mig_instances() {
 fn a_driver_whose_waits_return_at_once_costs_no_processor() {
     let mut state = State::h100(1);
     (state.supported_events, state.empty_wait_at_once) = (Some(0), true);
-    let bench = Bench::new(&state);
-    bench.look();
-    // Processor time of the threads that collect events, ticks of 10 ms. Those of other tests sleep between two looks.
+    let nvml = opened(&state);
+    nvml.scan();
+    // Processor time of the threads that collect events, ticks of 10 ms. Those of other tests sleep between two scans.
     let times = || -> BTreeMap<std::path::PathBuf, u64> {
         let tasks = std::fs::read_dir("/proc/self/task").expect("procfs").flatten().map(|task| task.path());
         let ticks = |task: &Path| {
@@ -752,7 +695,7 @@ fn the_load_is_read_where_the_gpu_reports_it_and_its_failures_make_no_gpu_unheal
         state.faults.push(Fault::fail(call, Code::Unknown).of_gpu(failing.as_str()));
     }
     state.faults.push(Fault::fail("nvmlDeviceGetTemperature", Code::NoPermission).of_gpu(failing.as_str()));
-    let bench = Bench::new(&state);
+    let nvml = opened(&state);
     // A busy machine may be too slow for the loads of one scan, or for all values of one load.
     let are_complete = |inventory: &Inventory| {
         let load = |at: usize| inventory.loads.get(&inventory.parts[at].gpu);
@@ -760,7 +703,7 @@ fn the_load_is_read_where_the_gpu_reports_it_and_its_failures_make_no_gpu_unheal
             && load(0).is_some_and(|load| load.processes_percent.is_some())
             && load(1).is_some_and(|load| load.temperature_celsius.is_some())
     };
-    let inventory = bench.look_until("scanned with its loads", are_complete);
+    let inventory = nvml.scan_until("scanned with its loads", are_complete);
     assert!(inventory.scan_errors.is_empty(), "{:?}", inventory.scan_errors);
     let load = |inventory: &Inventory, at: usize| inventory.loads[&inventory.parts[at].gpu].clone();
     let full = load(&inventory, 0);
@@ -771,11 +714,11 @@ fn the_load_is_read_where_the_gpu_reports_it_and_its_failures_make_no_gpu_unheal
     assert_eq!(full.processes_percent, Some(BTreeMap::from([(7, 30)])));
     assert_eq!(load(&inventory, 1), Load { temperature_celsius: Some(32), ..Load::default() });
     assert_eq!(load(&inventory, 2), Load::default());
-    bench.change(|state| {
+    nvml.change(|state| {
         (state.gpus[0].utilization_gpu, state.gpus[0].temperature_c) = (43, 62);
         state.gpus[0].processes.clear();
     });
-    let moved = load(&bench.look_until("scanned with its loads", are_complete), 0);
+    let moved = load(&nvml.scan_until("scanned with its loads", are_complete), 0);
     assert_eq!((moved.utilization_percent, moved.temperature_celsius), (Some(43), Some(62)));
     assert_eq!(moved.processes_percent, Some(BTreeMap::new()), "no process used the GPU");
 }
@@ -786,22 +729,22 @@ fn a_load_that_is_slow_to_read_leaves_out_the_loads_after_it_and_no_facts() {
     let slow = state.gpus[1].uuid.clone();
     state.faults.push(Fault::hang("nvmlDeviceGetPowerUsage").of_gpu(slow.as_str()));
     let began = Instant::now();
-    let (bench, inventory) = loop {
-        let bench = Bench::with_deadline(&state, DEADLINE);
-        bench.look();
-        let inventory = bench.look();
+    let (nvml, inventory) = loop {
+        let nvml = with_deadline(&state, DEADLINE);
+        nvml.scan();
+        let inventory = nvml.scan();
         // A GPU that is being registered for events at that moment has no load, and a busy machine may be too
         // slow for the facts.
         let is_read = inventory.usage.len() == 3 && inventory.loads.keys().eq([&inventory.parts[0].gpu]);
         if is_read || began.elapsed() > SOON {
-            break (bench, inventory);
+            break (nvml, inventory);
         }
-        bench.change(|state| state.faults.clear());
+        nvml.change(|state| state.faults.clear());
     };
     assert_eq!((inventory.parts.len(), inventory.usage.len(), inventory.scan_errors.len()), (3, 3, 0));
     let known: Vec<_> = inventory.loads.keys().collect();
     assert_eq!(known, [&inventory.parts[0].gpu]);
-    bench.change(|state| state.faults.clear());
-    let all = bench.look_until("read again", |inventory| inventory.loads.len() == 3);
+    nvml.change(|state| state.faults.clear());
+    let all = nvml.scan_until("read again", |inventory| inventory.loads.len() == 3);
     assert!(all.scan_errors.is_empty());
 }

@@ -31,13 +31,13 @@ fn next(gpus: &SimGpus) -> Reading {
 fn the_file_is_followed() {
     let (_folder, path) = file("model: h100\ncount: 4\n");
     let gpus = open(&path);
-    let before = gpus.scan().expect("a look");
+    let before = gpus.scan().expect("a scan");
     assert_eq!(before.parts.len(), 4);
     replace(
         &path,
         "model: h100\ncount: 6\ngpus: [{index: 1, lost: true}, {index: 2, processes: 3, memoryUsedMiB: 99}]\n",
     );
-    let after = gpus.scan().expect("a look");
+    let after = gpus.scan().expect("a scan");
     assert_eq!(after.parts.len(), 6);
     assert_eq!(after.scan_errors.keys().collect::<Vec<_>>(), [&before.parts[1].gpu]);
     let usage = &after.usage[&before.parts[2].id];
@@ -77,7 +77,7 @@ fn a_broken_file_is_reported_and_a_valid_one_is_used_again() {
     fs::remove_file(&path).expect("it was there");
     assert!(gpus.scan().is_err());
     replace(&path, "model: l4\ncount: 2\n");
-    assert_eq!(gpus.scan().expect("a look").parts.len(), 2);
+    assert_eq!(gpus.scan().expect("a scan").parts.len(), 2);
 }
 
 #[test]

@@ -1,6 +1,8 @@
 //! Allocate and GetPreferredAllocation: grants, refusals, responses, malformed requests.
 
-use crate::support::kubelet_bench::{GPU, Node, Recipe, SHARED, SOON, cordon, gpu, gpu_id};
+use crate::support::gpus::{SHARED, WHOLE, gpu, gpu_id};
+use crate::support::kubelet_node::{KubeletNode, NodeOptions, cordon};
+use crate::support::wait::SOON;
 use berth_kernel::grants::allocate::RECORDS_PER_DEVICE;
 use berth_kernel::grants::allocation::EndReason;
 use berth_kernel::ids::names::GpuId;
@@ -18,7 +20,7 @@ use tonic::Code;
 use tonic::transport::{Channel, Endpoint};
 
 /// The message that reaches the pod's status.
-pub(crate) async fn refused(node: &Node, pod: PodSpec) -> String {
+pub(crate) async fn refused(node: &KubeletNode, pod: PodSpec) -> String {
     match node.kubelet.admit(pod).await {
         Err(AdmissionError::Rejected { reason, message }) => {
             assert_eq!(reason, "UnexpectedAdmissionError");
@@ -34,9 +36,9 @@ fn pod(name: &str) -> PodSpec {
 
 #[tokio::test]
 async fn a_container_learns_its_gpus_and_its_allocation() {
-    let node = Recipe::default().node().await;
-    node.allocatable(GPU, 4).await;
-    let spec = pod("p").container("main", &[(GPU, 2)]);
+    let node = NodeOptions::default().started().await;
+    node.allocatable(WHOLE, 4).await;
+    let spec = pod("p").container("main", &[(WHOLE, 2)]);
     let uid = spec.uid.clone();
     node.kubelet.admit(spec).await.unwrap();
     let view = node.kubelet.view(&uid, "main").unwrap();
@@ -61,8 +63,9 @@ async fn a_container_learns_its_gpus_and_its_allocation() {
 
 #[tokio::test]
 async fn shares_of_one_gpu_name_it_once() {
-    let node =
-        Recipe { gpus: 1, policy: Some("shares=4 env=TOLD_MODE:slow"), ..Recipe::default() }.node().await;
+    let node = NodeOptions { gpus: 1, policy: Some("shares=4 env=TOLD_MODE:slow"), ..NodeOptions::default() }
+        .started()
+        .await;
     node.allocatable(SHARED, 4).await;
     let spec = pod("p").container("main", &[(SHARED, 3)]);
     let uid = spec.uid.clone();
@@ -78,14 +81,16 @@ async fn shares_of_one_gpu_name_it_once() {
 /// Report: https://github.com/kubernetes/kubernetes/issues/56022
 #[tokio::test]
 async fn an_app_container_is_granted_its_init_containers_devices_again() {
-    let node = Recipe::default().node().await;
-    node.allocatable(GPU, 4).await;
-    let spec =
-        pod("p").init("fetch", &[(GPU, 2)]).container("main", &[(GPU, 1)]).container("side", &[(GPU, 1)]);
+    let node = NodeOptions::default().started().await;
+    node.allocatable(WHOLE, 4).await;
+    let spec = pod("p")
+        .init("fetch", &[(WHOLE, 2)])
+        .container("main", &[(WHOLE, 1)])
+        .container("side", &[(WHOLE, 1)]);
     let uid = spec.uid.clone();
     node.kubelet.admit(spec).await.unwrap();
     assert_eq!(node.live().len(), 3);
-    node.round().await;
+    node.reconcile().await;
     // One pod holds them all, so nothing is overlapped and nothing has ended.
     node.wait("settled overlaps", |l| l.live.len() == 3 && l.live.values().all(|a| !a.overlapped)).await;
     assert!(node.live().iter().all(|a| a.holder.pod_uid.as_deref() == Some(&uid)));
@@ -94,21 +99,22 @@ async fn an_app_container_is_granted_its_init_containers_devices_again() {
 
 #[tokio::test]
 async fn init_devices_are_granted_again_on_a_gpu_that_became_unhealthy() {
-    let node = Recipe { gpus: 2, timing: berth_kernel::ids::time::Timing::default(), ..Recipe::default() }
-        .node()
-        .await;
-    node.allocatable(GPU, 2).await;
-    let init = pod("p").init("fetch", &[(GPU, 1)]);
+    let node =
+        NodeOptions { gpus: 2, timing: berth_kernel::ids::time::Timing::default(), ..NodeOptions::default() }
+            .started()
+            .await;
+    node.allocatable(WHOLE, 2).await;
+    let init = pod("p").init("fetch", &[(WHOLE, 1)]);
     let uid = init.uid.clone();
     node.kubelet.admit(init).await.unwrap();
-    let id = node.kubelet.held(&uid, "fetch", GPU).pop_first().unwrap();
+    let id = node.kubelet.held(&uid, "fetch", WHOLE).pop_first().unwrap();
     let n = if id == "GPU-0" { 0 } else { 1 };
-    node.look(&[n]).await;
+    node.scan_failing(&[n]).await;
     let mut client = dial_whole(&node).await;
     let answer = client.allocate(allocate(&[&id])).await;
     answer.expect("the kubelet re-uses an init container's devices whatever their health");
     let fresh = if n == 0 { "GPU-1" } else { "GPU-0" };
-    node.look(&[0, 1]).await;
+    node.scan_failing(&[0, 1]).await;
     let refused = client.allocate(allocate(&[fresh])).await.unwrap_err();
     assert_eq!(refused.code(), Code::FailedPrecondition);
 }
@@ -118,19 +124,20 @@ async fn init_devices_are_granted_again_on_a_gpu_that_became_unhealthy() {
 /// Report: https://github.com/NVIDIA/gpu-operator/issues/28
 #[tokio::test]
 async fn one_gpu_is_not_granted_twice_and_the_refusal_names_the_holder() {
-    let node = Recipe { gpus: 1, policy: Some("whole shares=2"), ..Recipe::default() }.node().await;
-    node.allocatable(GPU, 1).await;
+    let node =
+        NodeOptions { gpus: 1, policy: Some("whole shares=2"), ..NodeOptions::default() }.started().await;
+    node.allocatable(WHOLE, 1).await;
     node.allocatable(SHARED, 2).await;
     let first = pod("first").container("main", &[(SHARED, 1)]);
     node.kubelet.admit(first).await.unwrap();
     // The list says so before the kubelet can promise it.
-    node.kubelet.wait_allocatable(GPU, 0, SOON).await.unwrap();
+    node.kubelet.wait_allocatable(WHOLE, 0, SOON).await.unwrap();
     let mut client = dial_whole(&node).await;
     let status = client.allocate(allocate(&["GPU-0"])).await.unwrap_err();
     assert_eq!(status.code(), Code::ResourceExhausted);
     let text = status.message();
     let holder = node.live()[0].id.to_string();
-    for part in ["GPU-0", GPU, SHARED, &holder, "berth allocation show"] {
+    for part in ["GPU-0", WHOLE, SHARED, &holder, "berth allocation show"] {
         assert!(text.contains(part), "{part} is missing in {text:?}");
     }
     node.assert_harmless();
@@ -138,18 +145,18 @@ async fn one_gpu_is_not_granted_twice_and_the_refusal_names_the_holder() {
 
 #[tokio::test]
 async fn a_pass_before_the_refusal_finds_that_the_holder_has_ended() {
-    let node = Recipe {
+    let node = NodeOptions {
         gpus: 1,
         policy: Some("whole shares=2"),
-        rounds: berth_kubelet::ReconcileTiming {
+        reconcile: berth_kubelet::ReconcileTiming {
             // No periodic scan: only the refusal's reconcile pass finds changes.
             list_interval: std::time::Duration::from_secs(3600),
             list_interval_cordoned: std::time::Duration::from_secs(3600),
-            ..Recipe::default().rounds
+            ..NodeOptions::default().reconcile
         },
-        ..Recipe::default()
+        ..NodeOptions::default()
     }
-    .node()
+    .started()
     .await;
     node.allocatable(SHARED, 2).await;
     let first = pod("first").container("main", &[(SHARED, 1)]);
@@ -160,7 +167,7 @@ async fn a_pass_before_the_refusal_finds_that_the_holder_has_ended() {
     let mut client = dial_whole(&node).await;
     let deadline = std::time::Instant::now() + SOON;
     let mut tries = 0;
-    // Each refusal takes one round; the second one, late enough, proves the end.
+    // Each refusal runs one reconcile pass; the second pass, late enough, proves the end.
     while client.allocate(allocate(&["GPU-0"])).await.is_err() {
         tries += 1;
         assert!(std::time::Instant::now() < deadline);
@@ -173,14 +180,14 @@ async fn a_pass_before_the_refusal_finds_that_the_holder_has_ended() {
 #[tokio::test]
 async fn a_cordoned_gpu_whose_pod_just_left_is_not_preferred() {
     let never = std::time::Duration::from_secs(3600);
-    let rounds = berth_kubelet::ReconcileTiming {
+    let reconcile = berth_kubelet::ReconcileTiming {
         list_interval: never,
         list_interval_cordoned: never,
-        ..Recipe::default().rounds
+        ..NodeOptions::default().reconcile
     };
-    let node = Recipe { rounds, ..Recipe::default() }.node().await;
-    node.allocatable(GPU, 4).await;
-    let first = pod("first").container("main", &[(GPU, 1)]);
+    let node = NodeOptions { reconcile, ..NodeOptions::default() }.started().await;
+    node.allocatable(WHOLE, 4).await;
+    let first = pod("first").container("main", &[(WHOLE, 1)]);
     let uid = first.uid.clone();
     node.kubelet.admit(first).await.unwrap();
     let held = node.live()[0].devices[0].part.clone();
@@ -188,31 +195,31 @@ async fn a_cordoned_gpu_whose_pod_just_left_is_not_preferred() {
     // The kubelet counts its device as free at once; Berth learns of it in the next pass.
     node.kubelet.delete(&uid);
     for name in ["a", "b", "c"] {
-        node.kubelet.admit(pod(name).container("main", &[(GPU, 1)])).await.unwrap();
+        node.kubelet.admit(pod(name).container("main", &[(WHOLE, 1)])).await.unwrap();
     }
     let others = node.live().iter().filter(|a| a.devices[0].part != held).count();
     assert_eq!(others, 3);
-    assert!(node.kubelet.calls(Rpc::GetPreferredAllocation, GPU).count >= 3);
+    assert!(node.kubelet.calls(Rpc::GetPreferredAllocation, WHOLE).count >= 3);
 }
 
 #[tokio::test]
 async fn refusals_reach_the_pod_with_name_and_advice() {
-    let node = Recipe::default().node().await;
-    node.allocatable(GPU, 4).await;
+    let node = NodeOptions::default().started().await;
+    node.allocatable(WHOLE, 4).await;
     let mut client = dial_whole(&node).await;
     node.kernel.execute(cordon(gpu_id(1), "fan noise")).await.unwrap();
     let status = client.allocate(allocate(&["GPU-1"])).await.unwrap_err();
     assert_eq!(status.code(), Code::FailedPrecondition);
-    for part in ["GPU-1", GPU, "ada", "fan noise", "berth gpu uncordon GPU-1"] {
+    for part in ["GPU-1", WHOLE, "ada", "fan noise", "berth gpu uncordon GPU-1"] {
         assert!(status.message().contains(part), "{status}");
     }
     node.activate("whole deny=not-on-Sundays").await;
-    let text = refused(&node, pod("p").container("main", &[(GPU, 1)])).await;
+    let text = refused(&node, pod("p").container("main", &[(WHOLE, 1)])).await;
     for part in ["PermissionDenied", "scripted@", "not-on-Sundays", "berth policy list"] {
         assert!(text.contains(part), "{text}");
     }
     node.activate("whole deny=fault").await;
-    let text = refused(&node, pod("q").container("main", &[(GPU, 1)])).await;
+    let text = refused(&node, pod("q").container("main", &[(WHOLE, 1)])).await;
     for part in ["scripted@", "unreachable", "onFault"] {
         assert!(text.contains(part), "{text}");
     }
@@ -231,17 +238,17 @@ async fn several_ways_of_naming_devices_work_at_once() {
         ]),
         ..Edits::default()
     };
-    let mut recipe = Recipe { policy: Some("whole shares=2"), edits, ..Recipe::default() };
-    // Refusals are part of the game here.
-    recipe.timing.breaker_window_ms = 0;
-    let node = recipe.node().await;
-    node.allocatable(GPU, 4).await;
+    let mut options = NodeOptions { policy: Some("whole shares=2"), edits, ..NodeOptions::default() };
+    // Some pods are refused in this test.
+    options.timing.breaker_window_ms = 0;
+    let node = options.started().await;
+    node.allocatable(WHOLE, 4).await;
     node.allocatable(SHARED, 8).await;
     // Two of our resources in one container: the environment keeps one, the others merge. The
     // kubelet may pick the same GPU for both, which is refused; the next pod has better luck.
     let mut admitted = None;
     for n in 0..16 {
-        let spec = pod(&format!("p{n}")).container("main", &[(GPU, 1), (SHARED, 1)]);
+        let spec = pod(&format!("p{n}")).container("main", &[(WHOLE, 1), (SHARED, 1)]);
         let uid = spec.uid.clone();
         if node.kubelet.admit(spec).await.is_ok() {
             admitted = Some(uid);
@@ -261,7 +268,7 @@ async fn several_ways_of_naming_devices_work_at_once() {
 }
 
 /// A client of our own on the socket that serves whole GPUs.
-pub(crate) async fn dial_whole(node: &Node) -> DevicePluginClient<Channel> {
+pub(crate) async fn dial_whole(node: &KubeletNode) -> DevicePluginClient<Channel> {
     let mut sockets = Vec::new();
     for entry in std::fs::read_dir(node.plugins_folder()).unwrap() {
         let path = entry.unwrap().path();
@@ -315,8 +322,8 @@ pub(crate) fn prefer(
 
 #[tokio::test]
 async fn invalid_requests_are_refused_without_effect() {
-    let node = Recipe::default().node().await;
-    node.allocatable(GPU, 4).await;
+    let node = NodeOptions::default().started().await;
+    node.allocatable(WHOLE, 4).await;
     let mut client = dial_whole(&node).await;
     let many: Vec<String> = (0..3000).map(|n| format!("GPU-{n}")).collect();
     let many: Vec<&str> = many.iter().map(String::as_str).collect();
@@ -341,7 +348,7 @@ async fn invalid_requests_are_refused_without_effect() {
     let huge = "x".repeat(2 * 1024 * 1024);
     client.allocate(allocate(&[&huge])).await.unwrap_err();
     assert!(node.live().is_empty());
-    let spec = pod("p").container("main", &[(GPU, 1)]);
+    let spec = pod("p").container("main", &[(WHOLE, 1)]);
     node.kubelet.admit(spec).await.unwrap();
     node.assert_harmless();
 }
@@ -351,8 +358,8 @@ async fn invalid_requests_are_refused_without_effect() {
 /// Report: https://github.com/NVIDIA/k8s-device-plugin/issues/231
 #[tokio::test]
 async fn a_placement_is_never_an_error_for_reasons_of_placement() {
-    let node = Recipe::default().node().await;
-    node.allocatable(GPU, 4).await;
+    let node = NodeOptions::default().started().await;
+    node.allocatable(WHOLE, 4).await;
     let mut client = dial_whole(&node).await;
     for (request, expected) in [
         // Ids that left the list meanwhile are no reason to fail a pod.
@@ -383,17 +390,15 @@ async fn a_placement_is_never_an_error_for_reasons_of_placement() {
 
 #[tokio::test]
 async fn a_restarted_container_costs_no_call() {
-    let node = Recipe::default().node().await;
-    node.allocatable(GPU, 4).await;
-    let spec = pod("p").container("main", &[(GPU, 1)]);
-    let uid = spec.uid.clone();
-    node.kubelet.admit(spec).await.unwrap();
-    node.kubelet.run(&uid).await.unwrap();
+    let node = NodeOptions::default().started().await;
+    node.allocatable(WHOLE, 4).await;
+    let spec = pod("p").container("main", &[(WHOLE, 1)]);
+    let uid = node.run(spec).await;
     let before = node.kubelet.view(&uid, "main");
     let again = node.kubelet.start_container(&uid, "main").await.unwrap();
     assert_eq!(Some(again), before);
-    assert_eq!(node.kubelet.calls(Rpc::Allocate, GPU).count, 1);
-    assert_eq!(node.kubelet.calls(Rpc::PreStartContainer, GPU).count, 0);
+    assert_eq!(node.kubelet.calls(Rpc::Allocate, WHOLE).count, 1);
+    assert_eq!(node.kubelet.calls(Rpc::PreStartContainer, WHOLE).count, 0);
 }
 
 /// One call for containers that name these devices each.
@@ -404,8 +409,8 @@ fn together(containers: &[&[&str]]) -> AllocateRequest {
 
 #[tokio::test]
 async fn containers_of_one_call_are_granted_together_or_not_at_all() {
-    let node = Recipe::default().node().await;
-    node.allocatable(GPU, 4).await;
+    let node = NodeOptions::default().started().await;
+    node.allocatable(WHOLE, 4).await;
     let mut client = dial_whole(&node).await;
     node.kernel.execute(cordon(gpu_id(3), "")).await.unwrap();
     for (second, code) in [("GPU-9", Code::InvalidArgument), ("GPU-3", Code::FailedPrecondition)] {
@@ -427,8 +432,8 @@ async fn containers_of_one_call_are_granted_together_or_not_at_all() {
 
 #[tokio::test]
 async fn a_device_that_containers_of_one_call_share_is_held_once() {
-    let node = Recipe::default().node().await;
-    node.allocatable(GPU, 4).await;
+    let node = NodeOptions::default().started().await;
+    node.allocatable(WHOLE, 4).await;
     let mut client = dial_whole(&node).await;
     let answer = client.allocate(together(&[&["GPU-0"][..]; 16])).await.unwrap().into_inner();
     assert_eq!(answer.container_responses.len(), 16);
@@ -439,8 +444,8 @@ async fn a_device_that_containers_of_one_call_share_is_held_once() {
 
 #[tokio::test]
 async fn without_evidence_the_same_gpus_are_granted_again_and_again_and_their_records_stay_few() {
-    let node = Recipe::default().node().await;
-    node.allocatable(GPU, 4).await;
+    let node = NodeOptions::default().started().await;
+    node.allocatable(WHOLE, 4).await;
     node.kubelet.set_faults(|f| f.checkpoint = CheckpointMode::Frozen);
     let mut client = dial_whole(&node).await;
     for n in 0..200 {
@@ -454,8 +459,8 @@ async fn without_evidence_the_same_gpus_are_granted_again_and_again_and_their_re
 
 #[tokio::test]
 async fn nothing_is_offered_before_the_start_requests_it() {
-    let node = Recipe::default().looked().await;
-    let nothing = async |node: &Node| {
+    let node = NodeOptions::default().scanned().await;
+    let nothing = async |node: &KubeletNode| {
         // Longer than the batching of ledger changes before offers are evaluated.
         tokio::time::sleep(std::time::Duration::from_millis(300)).await;
         let offered = node.kernel.snapshot().resources();
@@ -464,15 +469,16 @@ async fn nothing_is_offered_before_the_start_requests_it() {
     nothing(&node).await;
     // An activation that fails may be tried again, and the stack is empty until then.
     node.try_activate("shares=10 slow").await.unwrap_err();
-    node.look(&[]).await;
+    node.scan_failing(&[]).await;
     nothing(&node).await;
     node.activate("shares=10").await;
-    let listed =
-        |node: &Node| node.kernel.snapshot().resources().iter().map(ToString::to_string).collect::<Vec<_>>();
+    let listed = |node: &KubeletNode| {
+        node.kernel.snapshot().resources().iter().map(ToString::to_string).collect::<Vec<_>>()
+    };
     assert_eq!(listed(&node), [SHARED]);
     // From then on offers follow the node.
-    node.look_without(&[3], &[]).await;
-    node.look(&[]).await;
+    node.scan_without(&[3], &[]).await;
+    node.scan_failing(&[]).await;
     node.activate("whole").await;
-    node.wait("the new offer", |l| l.parts.values().all(|p| p.lines[0].resource.as_str() == GPU)).await;
+    node.wait("the new offer", |l| l.parts.values().all(|p| p.lines[0].resource.as_str() == WHOLE)).await;
 }

@@ -1,8 +1,11 @@
 //! Other programs of the node that connect to a plugin's socket: registration with the kubelet works, and only the
 //! kubelet's stream counts.
 
-use crate::support::kubelet_bench::{GPU, Node, Recipe, SOON, resource};
-use berth_kubelet::{Registration, Timeouts};
+use crate::kubelet::registration::never_watched;
+use crate::support::gpus::{WHOLE, resource};
+use crate::support::kubelet_node::{KubeletNode, NodeOptions};
+use crate::support::wait::SOON;
+use berth_kubelet::Registration;
 use hyper_util::rt::TokioIo;
 use kubelet_standin::proto::v1beta1::Empty;
 use kubelet_standin::proto::v1beta1::device_plugin_client::DevicePluginClient;
@@ -22,25 +25,25 @@ use tonic::transport::{Channel, Endpoint};
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-fn socket(node: &Node) -> PathBuf {
-    let hex = format!("{:x}", Sha256::digest(GPU));
+fn socket(node: &KubeletNode) -> PathBuf {
+    let hex = format!("{:x}", Sha256::digest(WHOLE));
     node.plugins_folder().join(format!("berth-{}.sock", &hex[..16]))
 }
 
 fn registers(kubelet: &Kubelet) -> u64 {
-    kubelet.calls(Rpc::Register, GPU).count
+    kubelet.calls(Rpc::Register, WHOLE).count
 }
 
 /// Restarts the kubelet, and shows how long after its start Berth registered.
 #[allow(clippy::print_stdout)] // a figure for who reads the test's output, too noisy to be asserted
-async fn restart(node: &Node, why: &str) {
+async fn restart(node: &KubeletNode, why: &str) {
     let before = registers(&node.kubelet);
     node.kubelet.restart().await.unwrap();
     let there = Instant::now();
     let again = |k: &Kubelet| registers(k) > before;
     node.kubelet.wait_for("a registration with the new kubelet", SOON, again).await.unwrap();
     println!("{why}: registered {:.1} ms after the new kubelet.sock", there.elapsed().as_secs_f64() * 1e3);
-    node.allocatable(GPU, 4).await;
+    node.allocatable(WHOLE, 4).await;
 }
 
 /// A program that streams the devices, and opens the next stream when one ends, until it is dropped.
@@ -105,20 +108,19 @@ async fn stream(socket: &Path, asks_first: bool, count: &watch::Sender<usize>) -
 }
 
 /// Every wait on a connection would be longer than the test.
-fn never_waits() -> Timeouts {
-    Timeouts {
-        exit_seen_within: MINUTE,
-        close_within: MINUTE,
-        settle: MINUTE,
-        idle_max: MINUTE,
-        ..Timeouts::default()
-    }
+fn never_waits() -> NodeOptions {
+    NodeOptions::default().with_timeouts(|t| {
+        t.disconnect.exit_seen_within = MINUTE;
+        t.disconnect.close_within = MINUTE;
+        t.disconnect.settle = MINUTE;
+        t.connections.idle_max = MINUTE;
+    })
 }
 
 #[tokio::test]
 async fn a_stream_that_another_program_holds_open_does_not_delay_a_registration() {
-    let node = Recipe { timeouts: never_waits(), ..Recipe::default() }.node().await;
-    node.allocatable(GPU, 4).await;
+    let node = never_waits().started().await;
+    node.allocatable(WHOLE, 4).await;
     restart(&node, "no other client connected").await;
     let mut streaming = Streaming::begin(&socket(&node), false);
     for _ in 0..5 {
@@ -131,8 +133,8 @@ async fn a_stream_that_another_program_holds_open_does_not_delay_a_registration(
 /// It may be taken for the kubelet where its call for the options falls into our Register.
 #[tokio::test]
 async fn a_program_that_behaves_like_a_kubelet_delays_a_registration_by_seconds_at_most() {
-    let node = Recipe::default().node().await;
-    node.allocatable(GPU, 4).await;
+    let node = NodeOptions::default().started().await;
+    node.allocatable(WHOLE, 4).await;
     let mut streaming = Streaming::begin(&socket(&node), true);
     streaming.next_list().await;
     for _ in 0..3 {
@@ -143,14 +145,7 @@ async fn a_program_that_behaves_like_a_kubelet_delays_a_registration_by_seconds_
 
 #[tokio::test]
 async fn a_stream_of_another_program_does_not_count_as_the_kubelets() {
-    let mut node = Recipe {
-        timeouts: Timeouts { watch_within: Duration::from_millis(200), ..Timeouts::default() },
-        ..Recipe::default()
-    }
-    .idle()
-    .await;
-    node.kubelet.start().await.unwrap();
-    node.kubelet.set_faults(|f| f.never_watch = true);
+    let mut node = never_watched().await;
     let mut streaming = Streaming::begin(&socket(&node), false);
     node.start();
     streaming.next_list().await;
@@ -158,17 +153,17 @@ async fn a_stream_of_another_program_does_not_count_as_the_kubelets() {
     let again = |k: &Kubelet| registers(k) >= before + 2;
     node.kubelet.wait_for("registrations that go on", SOON, again).await.unwrap();
     let registrations = node.running.as_ref().unwrap().registrations();
-    let now = registrations.borrow().get(&resource(GPU)).cloned();
+    let now = registrations.borrow().get(&resource(WHOLE)).cloned();
     let Some(Registration::Registering { cause: Some(cause) }) = now else { panic!("{now:?}") };
     assert!(cause.contains("did not call ListAndWatch"), "{cause}");
     node.kubelet.set_faults(|f| f.never_watch = false);
-    node.allocatable(GPU, 4).await;
+    node.allocatable(WHOLE, 4).await;
 }
 
 #[tokio::test]
 async fn the_loss_of_the_kubelets_stream_is_detected_despite_other_streams() {
-    let node = Recipe::default().node().await;
-    node.allocatable(GPU, 4).await;
+    let node = NodeOptions::default().started().await;
+    node.allocatable(WHOLE, 4).await;
     // Those that ask for the options come back while a new kubelet is registered with, and some are taken for it.
     for (size, asks_first) in [(1, false), (8, true), (8, true), (8, true)] {
         let mut all: Vec<_> = (0..size).map(|_| Streaming::begin(&socket(&node), asks_first)).collect();
@@ -179,22 +174,22 @@ async fn the_loss_of_the_kubelets_stream_is_detected_despite_other_streams() {
         for streaming in &mut all {
             streaming.next_list().await;
         }
-        node.kubelet.drop_stream(GPU);
-        node.kubelet.wait_allocatable(GPU, 0, SOON).await.unwrap();
-        node.allocatable(GPU, 4).await;
+        node.kubelet.drop_stream(WHOLE);
+        node.kubelet.wait_allocatable(WHOLE, 0, SOON).await.unwrap();
+        node.allocatable(WHOLE, 4).await;
     }
     node.assert_harmless();
 }
 
 #[tokio::test]
 async fn a_connection_from_before_a_registration_does_not_count_as_the_kubelets() {
-    let node = Recipe::default().node().await;
-    node.allocatable(GPU, 4).await;
+    let node = NodeOptions::default().started().await;
+    node.allocatable(WHOLE, 4).await;
     let polling = tokio::spawn(poll_options(socket(&node)));
     restart(&node, "another program asks for the options all the time").await;
-    node.kubelet.drop_stream(GPU);
-    node.kubelet.wait_allocatable(GPU, 0, SOON).await.unwrap();
-    node.allocatable(GPU, 4).await;
+    node.kubelet.drop_stream(WHOLE);
+    node.kubelet.wait_allocatable(WHOLE, 0, SOON).await.unwrap();
+    node.allocatable(WHOLE, 4).await;
     polling.abort();
     node.assert_harmless();
 }
@@ -269,23 +264,23 @@ const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_silent_connections_do_not_block_the_kubelet() {
-    let node = Recipe::default().node().await;
-    node.allocatable(GPU, 4).await;
+    let node = NodeOptions::default().started().await;
+    node.allocatable(WHOLE, 4).await;
     // The first is the one that was seen to do so; the others are more than there are slots.
     for (size, says) in [(24, &b""[..]), (200, b""), (200, PREFACE)] {
         let crowd = Crowd::begin(&socket(&node), size, says);
         let before = registers(&node.kubelet);
         // The kubelet's connection stays, and is of use.
-        let pod = PodSpec::new("default", "p").container("main", &[(GPU, 1)]);
+        let pod = PodSpec::new("default", "p").container("main", &[(WHOLE, 1)]);
         let uid = pod.uid.clone();
         node.kubelet.admit(pod).await.unwrap();
         node.kubelet.delete(&uid);
         assert_eq!(registers(&node.kubelet), before);
         // It drops it, and gets through with the next one.
-        node.kubelet.drop_stream(GPU);
-        node.kubelet.wait_allocatable(GPU, 0, SOON).await.unwrap();
+        node.kubelet.drop_stream(WHOLE);
+        node.kubelet.wait_allocatable(WHOLE, 0, SOON).await.unwrap();
         let dropped = Instant::now();
-        let served = |k: &Kubelet| k.is_served(GPU) && registers(k) > before;
+        let served = |k: &Kubelet| k.is_served(WHOLE) && registers(k) > before;
         node.kubelet.wait_for("the kubelet's next stream", SOON, served).await.unwrap();
         println!("{size} silent connections: watched again after {} ms", dropped.elapsed().as_millis());
         restart(&node, "beside silent connections").await;
@@ -296,8 +291,8 @@ async fn many_silent_connections_do_not_block_the_kubelet() {
 
 #[tokio::test]
 async fn streams_of_others_in_all_slots_do_not_block_the_kubelet() {
-    let node = Recipe::default().node().await;
-    node.allocatable(GPU, 4).await;
+    let node = NodeOptions::default().started().await;
+    node.allocatable(WHOLE, 4).await;
     let before = registers(&node.kubelet);
     let mut all = Vec::new();
     // More than a plugin has slots for connections.
@@ -307,7 +302,7 @@ async fn streams_of_others_in_all_slots_do_not_block_the_kubelet() {
     for streaming in &mut all {
         streaming.next_list().await;
     }
-    assert!(node.kubelet.is_served(GPU), "the kubelet's stream went for one of theirs");
+    assert!(node.kubelet.is_served(WHOLE), "the kubelet's stream went for one of theirs");
     assert_eq!(registers(&node.kubelet), before);
     restart(&node, "beside 80 streams").await;
     node.assert_harmless();
@@ -315,9 +310,11 @@ async fn streams_of_others_in_all_slots_do_not_block_the_kubelet() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_connection_without_a_call_is_closed_and_one_with_a_stream_is_not() {
-    let timeouts = Timeouts { idle_max: Duration::from_millis(300), ..Timeouts::default() };
-    let node = Recipe { timeouts, ..Recipe::default() }.node().await;
-    node.allocatable(GPU, 4).await;
+    let node = NodeOptions::default()
+        .with_timeouts(|t| t.connections.idle_max = Duration::from_millis(300))
+        .started()
+        .await;
+    node.allocatable(WHOLE, 4).await;
     let mut streaming = Streaming::begin(&socket(&node), true);
     streaming.next_list().await;
     let ended = || streaming.ended.load(Ordering::Relaxed);
@@ -340,7 +337,7 @@ async fn a_connection_without_a_call_is_closed_and_one_with_a_stream_is_not() {
         });
         println!("closed after {} ms", closed.await.unwrap().as_millis());
     }
-    assert!(node.kubelet.is_served(GPU));
+    assert!(node.kubelet.is_served(WHOLE));
     assert_eq!((registers(&node.kubelet), ended()), before, "each still has its stream");
     node.assert_harmless();
 }
@@ -352,8 +349,8 @@ async fn a_process_of_another_user_is_not_served() {
         println!("only root can be another user");
         return;
     }
-    let node = Recipe::default().node().await;
-    node.allocatable(GPU, 4).await;
+    let node = NodeOptions::default().started().await;
+    node.allocatable(WHOLE, 4).await;
     let path = socket(&node);
     // The other user may come to it.
     let open = |path: &Path| {
@@ -377,7 +374,7 @@ async fn a_process_of_another_user_is_not_served() {
         .unwrap()
     });
     assert_eq!(refused.await.unwrap(), b"", "it was answered");
-    assert!(node.kubelet.is_served(GPU));
+    assert!(node.kubelet.is_served(WHOLE));
 }
 
 /// Makes the calling thread act as user 65534.

@@ -1,15 +1,16 @@
 //! Requests far larger than any kubelet's: each gets an error, and the next valid one works.
 
 use crate::kubelet::allocation::{allocate, dial_whole, prefer};
-use crate::support::kubelet_bench::{GPU, Recipe};
+use crate::support::gpus::WHOLE;
+use crate::support::kubelet_node::NodeOptions;
 use kubelet_standin::PodSpec;
 use kubelet_standin::proto::v1beta1::PreferredAllocationRequest;
 use tonic::Code;
 
 #[tokio::test]
 async fn ten_thousand_ids_and_ids_of_megabytes_get_an_error_and_do_no_harm() {
-    let node = Recipe::default().node().await;
-    node.allocatable(GPU, 4).await;
+    let node = NodeOptions::default().started().await;
+    node.allocatable(WHOLE, 4).await;
     let mut client = dial_whole(&node).await;
     let many: Vec<String> = (0..10_000).map(|n| format!("GPU-{n}")).collect();
     let many: Vec<&str> = many.iter().map(String::as_str).collect();
@@ -38,7 +39,7 @@ async fn ten_thousand_ids_and_ids_of_megabytes_get_an_error_and_do_no_harm() {
     let answer = client.get_preferred_allocation(placement(&["GPU-0", "GPU-1"], &["GPU-1"])).await;
     assert_eq!(answer.unwrap().into_inner().container_responses[0].device_i_ds, ["GPU-1"]);
     assert!(node.live().is_empty());
-    let pod = PodSpec::new("default", "p").container("main", &[(GPU, 1)]);
+    let pod = PodSpec::new("default", "p").container("main", &[(WHOLE, 1)]);
     node.kubelet.admit(pod).await.unwrap();
     assert_eq!(node.live().len(), 1);
     node.assert_harmless();

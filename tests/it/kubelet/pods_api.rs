@@ -1,6 +1,8 @@
 //! The kubelet's Pods API as a source of pods: what its messages prove, and what their absence does not.
 
-use crate::support::kubelet_bench::{GPU, Node, Recipe, SOON};
+use crate::support::gpus::WHOLE;
+use crate::support::kubelet_node::{KubeletNode, NodeOptions};
+use crate::support::wait::SOON;
 use berth_kernel::evidence::pods::{PODS_MAX, PodsSource, PodsView, Stage};
 use berth_kernel::grants::allocation::EndReason;
 use berth_kernel::ids::time::Timing;
@@ -19,28 +21,26 @@ fn pod(name: &str) -> PodSpec {
     PodSpec::new("default", name)
 }
 
-fn timeouts() -> Timeouts {
-    Timeouts {
-        pods_retry: Duration::from_millis(20),
-        pods_retry_max: Duration::from_millis(50),
-        ..Timeouts::default()
-    }
+fn retry_soon(timeouts: &mut Timeouts) {
+    timeouts.pods_api.retry = Duration::from_millis(20);
+    timeouts.pods_api.retry_max = Duration::from_millis(50);
 }
 
-/// A kubelet with the API, on which two rounds alone end nothing within an hour.
-fn slow() -> Recipe {
+/// A kubelet with the API, on a node where two reconcile passes alone end nothing within an hour.
+fn slow() -> NodeOptions {
     let timing = Timing {
         passes_apart_ms: HOUR_MS,
         kubelet_settle_ms: HOUR_MS,
         reply_settle_ms: HOUR_MS,
-        ..Recipe::default().timing
+        ..NodeOptions::default().timing
     };
-    Recipe { timing, timeouts: timeouts(), kubelet: |options| options.pods_api = true, ..Recipe::default() }
+    NodeOptions { timing, kubelet: |options| options.pods_api = true, ..NodeOptions::default() }
+        .with_timeouts(retry_soon)
 }
 
-async fn slow_node() -> Node {
-    let node = slow().node().await;
-    node.allocatable(GPU, 4).await;
+async fn slow_node() -> KubeletNode {
+    let node = slow().started().await;
+    node.allocatable(WHOLE, 4).await;
     node.wait("the pods", shown).await;
     node
 }
@@ -53,10 +53,8 @@ fn shown(ledger: &Ledger) -> bool {
     view(ledger).is_some_and(|v| v.current && v.source == PodsSource::Kubelet)
 }
 
-async fn run(node: &Node, spec: PodSpec) -> String {
-    let uid = spec.uid.clone();
-    node.kubelet.admit(spec).await.unwrap();
-    node.kubelet.run(&uid).await.unwrap();
+async fn run(node: &KubeletNode, spec: PodSpec) -> String {
+    let uid = node.run(spec).await;
     node.wait("the holder", |l| l.live.values().any(|a| a.holder.pod_uid.as_deref() == Some(&uid))).await;
     node.wait("the pod", |l| view(l).is_some_and(|v| v.pods.contains_key(&uid))).await;
     uid
@@ -66,7 +64,7 @@ async fn run(node: &Node, spec: PodSpec) -> String {
 async fn the_allocation_of_a_pod_with_stopped_containers_ends_with_the_next_pass() {
     let node = slow_node().await;
     for finish in [true, false] {
-        let uid = run(&node, pod("p").container("main", &[(GPU, 2)])).await;
+        let uid = run(&node, pod("p").container("main", &[(WHOLE, 2)])).await;
         match finish {
             true => node.kubelet.finish(&uid),
             false => node.kubelet.delete(&uid),
@@ -82,11 +80,11 @@ async fn the_allocation_of_a_pod_with_stopped_containers_ends_with_the_next_pass
 #[tokio::test]
 async fn a_pod_that_was_deleted_by_force_holds_its_gpu_until_its_containers_stop() {
     let node = slow_node().await;
-    let uid = run(&node, pod("p").container("main", &[(GPU, 1)])).await;
+    let uid = run(&node, pod("p").container("main", &[(WHOLE, 1)])).await;
     node.kubelet.force_delete(&uid);
     // `List` shows it no more, the checkpoint will not, and the Pods API has lost it as well.
     for _ in 0..4 {
-        node.round().await;
+        node.reconcile().await;
         tokio::time::sleep(LONG_ENOUGH / 4).await;
     }
     assert_eq!(node.live().len(), 1, "no source showed that it stopped");
@@ -98,7 +96,7 @@ async fn a_pod_that_was_deleted_by_force_holds_its_gpu_until_its_containers_stop
 #[tokio::test]
 async fn an_init_containers_pod_is_named_by_it() {
     let node = slow_node().await;
-    let spec = pod("prepared").init("load", &[(GPU, 1)]).container("main", &[]);
+    let spec = pod("prepared").init("load", &[(WHOLE, 1)]).container("main", &[]);
     let uid = spec.uid.clone();
     node.kubelet.admit(spec).await.unwrap();
     node.wait("its name", |l| l.live.values().all(|a| a.holder.pod.as_deref() == Some("prepared"))).await;
@@ -118,14 +116,14 @@ async fn an_init_containers_pod_is_named_by_it() {
 #[tokio::test]
 async fn a_kubelet_without_its_api_server_shows_only_static_pods_and_ends_no_allocation() {
     let node = slow_node().await;
-    let of_file = run(&node, pod("static").of_a_file().container("main", &[(GPU, 1)])).await;
-    let of_api = run(&node, pod("plain").container("main", &[(GPU, 1)])).await;
+    let of_file = run(&node, pod("static").of_a_file().container("main", &[(WHOLE, 1)])).await;
+    let of_api = run(&node, pod("plain").container("main", &[(WHOLE, 1)])).await;
     node.kubelet.restart_with(Sources::Waiting { known: vec![of_file.clone()] }).await.unwrap();
-    node.allocatable(GPU, 4).await;
+    node.allocatable(WHOLE, 4).await;
     node.wait("the new list", |l| shown(l) && view(l).is_some_and(|v| v.pods.len() == 1)).await;
     assert!(view(&node.kernel.snapshot()).unwrap().pods[&of_file].is_static);
     for _ in 0..4 {
-        node.round().await;
+        node.reconcile().await;
         tokio::time::sleep(LONG_ENOUGH / 4).await;
     }
     assert_eq!(node.live().len(), 2, "a pod that is missing is not over");
@@ -136,28 +134,28 @@ async fn a_kubelet_without_its_api_server_shows_only_static_pods_and_ends_no_all
     node.wait("its silence", |l| view(l).is_some_and(|v| !v.current)).await;
     node.kubelet.delete(&of_api);
     node.kubelet.start().await.unwrap();
-    node.allocatable(GPU, 4).await;
+    node.allocatable(WHOLE, 4).await;
     node.wait("its list", shown).await;
-    node.round().await;
+    node.reconcile().await;
     assert_eq!(node.live().len(), 2);
     let gone = |l: &Ledger| l.live.values().all(|a| a.holder.pod_uid.as_deref() == Some(&of_file));
-    node.rounds_until("the end of the pod", HOUR_MS, gone).await;
+    node.reconcile_until("the end of the pod", HOUR_MS, gone).await;
     node.assert_harmless();
 }
 
 #[tokio::test]
 async fn a_dropped_watch_and_lost_events_are_recovered() {
     let again = Duration::from_millis(300);
-    let node = Recipe { timeouts: Timeouts { pods_resync: again, ..timeouts() }, ..slow() }.node().await;
-    node.allocatable(GPU, 4).await;
-    let first = run(&node, pod("a").container("main", &[(GPU, 1)])).await;
+    let node = slow().with_timeouts(|t| t.pods_api.resync = again).started().await;
+    node.allocatable(WHOLE, 4).await;
+    let first = run(&node, pod("a").container("main", &[(WHOLE, 1)])).await;
     node.kubelet.set_faults(|f| f.pods_watches_dropped += 1);
-    let second = run(&node, pod("b").container("main", &[(GPU, 1)])).await;
+    let second = run(&node, pod("b").container("main", &[(WHOLE, 1)])).await;
     // From here on no events are sent, and yet what a new watch shows first is true.
     node.kubelet.set_faults(|f| f.pods_events_lost = true);
     node.kubelet.delete(&first);
     node.wait("the resync", |l| view(l).is_some_and(|v| v.pods.len() == 1)).await;
-    let third = run(&node, pod("c").container("main", &[(GPU, 1)])).await;
+    let third = run(&node, pod("c").container("main", &[(WHOLE, 1)])).await;
     let snapshot = node.kernel.snapshot();
     let pods = &view(&snapshot).unwrap().pods;
     assert!(pods.contains_key(&second) && pods.contains_key(&third) && !pods.contains_key(&first));
@@ -167,9 +165,9 @@ async fn a_dropped_watch_and_lost_events_are_recovered() {
 #[tokio::test]
 async fn above_the_limit_of_pods_none_is_shown_running_or_ended() {
     let again = Duration::from_millis(300);
-    let node = Recipe { timeouts: Timeouts { pods_resync: again, ..timeouts() }, ..slow() }.node().await;
-    node.allocatable(GPU, 4).await;
-    let holds = run(&node, pod("holds").container("main", &[(GPU, 1)])).await;
+    let node = slow().with_timeouts(|t| t.pods_api.resync = again).started().await;
+    node.allocatable(WHOLE, 4).await;
+    let holds = run(&node, pod("holds").container("main", &[(WHOLE, 1)])).await;
     let others: Vec<_> = (0..PODS_MAX).map(|n| pod(&format!("other-{n}"))).collect();
     let last = others[0].uid.clone();
     // Reported one by one, each would be compared with all of them.
@@ -180,7 +178,7 @@ async fn above_the_limit_of_pods_none_is_shown_running_or_ended() {
     node.kubelet.set_faults(|f| f.pods_events_lost = false);
     let silent = |v: &PodsView| !v.current && v.listed_mono_ms == 0 && v.pods.is_empty();
     node.wait("that there are too many", |l| view(l).is_some_and(silent)).await;
-    node.round().await;
+    node.reconcile().await;
     assert_eq!(node.live().len(), 1, "a pod that is not shown is not over");
     node.kubelet.delete(&last);
     node.wait("the pods again", |l| shown(l) && view(l).is_some_and(|v| v.pods.len() == PODS_MAX)).await;
@@ -192,18 +190,18 @@ async fn above_the_limit_of_pods_none_is_shown_running_or_ended() {
 async fn without_a_pods_api_it_is_not_mentioned() {
     // Off, as kubelets are by default; and a kubelet that serves something else on that socket.
     for other in [false, true] {
-        let mut node = Recipe { timeouts: timeouts(), ..Recipe::default() }.idle().await;
+        let mut node = NodeOptions::default().with_timeouts(retry_soon).unstarted().await;
         let folder = node.settings.root_dir.join("pods-api");
         std::fs::create_dir_all(&folder).unwrap();
-        let elsewhere = other.then(|| TinyPlugin::serve(&folder, "pods-api.sock", GPU, &["a"]).unwrap());
+        let elsewhere = other.then(|| TinyPlugin::serve(&folder, "pods-api.sock", WHOLE, &["a"]).unwrap());
         node.kubelet.start().await.unwrap();
         node.start();
-        node.allocatable(GPU, 4).await;
+        node.allocatable(WHOLE, 4).await;
         let uid = pod("p").uid;
-        node.kubelet.admit(pod("p").uid(&uid).container("main", &[(GPU, 1)])).await.unwrap();
+        node.kubelet.admit(pod("p").uid(&uid).container("main", &[(WHOLE, 1)])).await.unwrap();
         node.wait("its UID", |l| l.live.values().all(|a| a.holder.pod_uid.is_some())).await;
         node.kubelet.delete(&uid);
-        node.wait("the end by rounds", |l| l.live.is_empty()).await;
+        node.wait("the end by reconcile passes", |l| l.live.is_empty()).await;
         assert_eq!(node.kernel.snapshot().pods, None);
         assert_eq!(node.kubelet.calls(Rpc::WatchPods, "").count, 0);
         node.assert_harmless();
@@ -213,7 +211,7 @@ async fn without_a_pods_api_it_is_not_mentioned() {
 
 #[tokio::test]
 async fn a_pods_api_that_is_enabled_later_is_found() {
-    let mut node = slow().idle().await;
+    let mut node = slow().unstarted().await;
     node.start();
     tokio::time::sleep(LONG_ENOUGH / 5).await;
     assert_eq!(node.kernel.snapshot().pods, None);
@@ -237,10 +235,8 @@ async fn the_api_servers_view_takes_precedence_until_it_is_disconnected() {
     node.kernel.execute(Command::Pods(of_api(true))).await.unwrap();
     let source = |l: &Ledger| view(l).map(|v| v.source);
     assert_eq!(source(&node.kernel.snapshot()), Some(PodsSource::ApiServer));
-    let spec = pod("p").container("main", &[(GPU, 1)]);
-    let uid = spec.uid.clone();
-    node.kubelet.admit(spec).await.unwrap();
-    node.kubelet.run(&uid).await.unwrap();
+    let spec = pod("p").container("main", &[(WHOLE, 1)]);
+    let uid = node.run(spec).await;
     tokio::time::sleep(LONG_ENOUGH / 2).await;
     assert_eq!(source(&node.kernel.snapshot()), Some(PodsSource::ApiServer), "it is not shouted down");
     node.kernel.execute(Command::Pods(of_api(false))).await.unwrap();

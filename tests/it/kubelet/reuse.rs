@@ -2,25 +2,25 @@
 //! that grants nothing new, an id that two pods get.
 
 use crate::kubelet::allocation::{allocate, dial_whole, refused};
-use crate::support::kubelet_bench::{GPU, Node, Recipe, SOON, cordon};
+use crate::support::gpus::WHOLE;
+use crate::support::kubelet_node::{KubeletNode, NodeOptions, cordon};
+use crate::support::wait::SOON;
 use berth_kernel::drain::marks::{Author, Order};
 use berth_kernel::grants::contested::contested;
 use berth_kernel::ids::names::GpuId;
 use berth_kernel::node::command::Command;
 use berth_kernel::node::ledger::Ledger;
-use berth_kubelet::{ReconcileTiming, Timeouts};
+use berth_kubelet::ReconcileTiming;
 use kubelet_standin::PodSpec;
 use std::collections::BTreeSet;
 
 fn pod(name: &str) -> PodSpec {
-    PodSpec::new("default", name).container("main", &[(GPU, 1)])
+    PodSpec::new("default", name).container("main", &[(WHOLE, 1)])
 }
 
 /// Runs a pod and returns its UID and its GPU.
-async fn run(node: &Node, spec: PodSpec) -> (String, GpuId) {
-    let uid = spec.uid.clone();
-    node.kubelet.admit(spec).await.unwrap();
-    node.kubelet.run(&uid).await.unwrap();
+async fn run(node: &KubeletNode, spec: PodSpec) -> (String, GpuId) {
+    let uid = node.run(spec).await;
     node.wait("the holder", |l| holder(l, &uid).is_some()).await;
     let gpu = holder(&node.kernel.snapshot(), &uid).unwrap();
     (uid, gpu)
@@ -33,9 +33,9 @@ fn holder(ledger: &Ledger, uid: &str) -> Option<GpuId> {
     Some(ledger.gpu_id_of(&of_pod.devices[0].part))
 }
 
-async fn node_of(gpus: u32) -> Node {
-    let node = Recipe { gpus, ..Recipe::default() }.node().await;
-    node.allocatable(GPU, gpus as usize).await;
+async fn node_of(gpus: u32) -> KubeletNode {
+    let node = NodeOptions { gpus, ..NodeOptions::default() }.started().await;
+    node.allocatable(WHOLE, gpus as usize).await;
     node
 }
 
@@ -60,7 +60,7 @@ async fn the_next_pod_of_a_stateful_set_does_not_keep_the_gpu_of_the_last_one() 
         node.kubelet.run(&next).await.unwrap();
         if restart_kubelet {
             node.kubelet.restart().await.unwrap();
-            node.allocatable(GPU, 1).await;
+            node.allocatable(WHOLE, 1).await;
         }
         node.wait("the end of the first pod's allocation", |l| {
             let uids: BTreeSet<_> = l.live.values().filter_map(|a| a.holder.pod_uid.clone()).collect();
@@ -105,12 +105,13 @@ async fn short_pods_one_after_another_get_nothing_of_a_gpu_that_drains() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pod_with_an_init_container_is_admitted_although_its_gpu_is_cordoned_meanwhile() {
     // However busy the machine is, the pass before the refusal sees what the kubelet writes.
-    let recipe = Recipe { gpus: 1, ..Recipe::default() };
-    let rounds = ReconcileTiming { checkpoint_wait: SOON, ..recipe.rounds };
-    let timeouts = Timeouts { refusal_pass_limit: SOON, ..recipe.timeouts };
-    let node = Recipe { rounds, timeouts, ..recipe }.node().await;
-    node.allocatable(GPU, 1).await;
-    let init = PodSpec::new("default", "p").init("fetch", &[(GPU, 1)]);
+    let options = NodeOptions { gpus: 1, ..NodeOptions::default() };
+    let reconcile = ReconcileTiming { checkpoint_wait: SOON, ..options.reconcile };
+    let options =
+        NodeOptions { reconcile, ..options }.with_timeouts(|t| t.reconcile.refusal_pass_limit = SOON);
+    let node = options.started().await;
+    node.allocatable(WHOLE, 1).await;
+    let init = PodSpec::new("default", "p").init("fetch", &[(WHOLE, 1)]);
     let uid = init.uid.clone();
     node.kubelet.admit(init).await.unwrap();
     let gpu = GpuId::of_whole(&node.live()[0].devices[0].part);
@@ -133,8 +134,8 @@ async fn an_id_that_two_pods_got_is_reported_and_each_pod_is_found_by_its_name()
         client.allocate(allocate(&[&id])).await.unwrap().into_inner().container_responses.remove(0);
     let second = pod("pod-b");
     let uid = second.uid.clone();
-    node.kubelet.run_allocated(second, GPU, &[id], response).unwrap();
-    node.round().await;
+    node.kubelet.run_allocated(second, WHOLE, &[id], response).unwrap();
+    node.reconcile().await;
     node.wait("both holders", |l| holder(l, &first).is_some() && holder(l, &uid).is_some()).await;
     node.wait("the report", |l| contested(l).len() == 2).await;
     let ledger = node.kernel.snapshot();
@@ -147,7 +148,7 @@ async fn an_id_that_two_pods_got_is_reported_and_each_pod_is_found_by_its_name()
     let since = std::time::Instant::now();
     while !contested(&node.kernel.snapshot()).is_empty() {
         assert!(since.elapsed() < SOON);
-        node.round().await;
+        node.reconcile().await;
         tokio::time::sleep(std::time::Duration::from_millis(20)).await;
     }
 }

@@ -1,10 +1,11 @@
 //! Evidence of the sources: pods that ended unobserved, a kubelet that is away, unusable checkpoints, static pods,
 //! init containers and sidecars.
 
-use crate::daemon::process::{House, SHARED, SOON, Serving, WHOLE};
 use crate::support::client::agent;
-use crate::support::kubelet_bench::{GPU, Node, Recipe};
-use crate::support::wait::until;
+use crate::support::gpus::{SHARED, WHOLE};
+use crate::support::kubelet_node::{KubeletNode, NodeOptions};
+use crate::support::process_node::{DaemonProcess, ProcessNode};
+use crate::support::wait::{SOON, until};
 use berth_kernel::grants::allocation::{Allocation, EndReason};
 use berth_kernel::node::ledger::Ledger;
 use berth_kubelet::checkpoint::{self, CheckpointError};
@@ -24,17 +25,9 @@ fn pod(name: &str) -> PodSpec {
     PodSpec::new("default", name)
 }
 
-/// Admits a pod and starts its containers.
-async fn run(node: &Node, spec: PodSpec) -> String {
-    let uid = spec.uid.clone();
-    node.kubelet.admit(spec).await.unwrap();
-    node.kubelet.run(&uid).await.unwrap();
-    uid
-}
-
-async fn node_of_four() -> Node {
-    let node = Recipe::default().node().await;
-    node.allocatable(GPU, 4).await;
+async fn node_of_four() -> KubeletNode {
+    let node = NodeOptions::default().started().await;
+    node.allocatable(WHOLE, 4).await;
     node
 }
 
@@ -42,15 +35,15 @@ fn holder_uids(live: &[Allocation]) -> BTreeSet<&str> {
     live.iter().filter_map(|a| a.holder.pod_uid.as_deref()).collect()
 }
 
-/// Rounds and polls go by, and what could end has ended.
-async fn let_rounds_pass(node: &Node) {
+/// Runs reconcile passes until everything that can end has ended.
+async fn let_passes_run(node: &KubeletNode) {
     for _ in 0..4 {
-        node.round().await;
+        node.reconcile().await;
         tokio::time::sleep(LONG_ENOUGH / 4).await;
     }
 }
 
-async fn of_known_pods(node: &Node, count: usize) {
+async fn of_known_pods(node: &KubeletNode, count: usize) {
     let known = |a: &Allocation| a.holder.pod.is_some() && a.holder.pod_uid.is_some();
     node.wait("the holders", |l| l.live.len() == count && l.live.values().all(|a| known(a))).await;
 }
@@ -59,92 +52,92 @@ async fn of_known_pods(node: &Node, count: usize) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn after_a_start_ended_pods_are_released_and_running_ones_keep_their_devices() {
-    let house = House::new("gpus: sim:4xt4").await;
-    let mut serving = house.serve();
-    house.kubelet.wait_allocatable(WHOLE, 4, SOON).await.unwrap();
-    let stays = house.start("stays", WHOLE, 1).await.unwrap();
-    let deleted = house.start("deleted", WHOLE, 1).await.unwrap();
-    let finished = house.start("finished", WHOLE, 1).await.unwrap();
-    let forced = house.start("forced", WHOLE, 1).await.unwrap();
-    serving.until("the holders", |live| {
+    let node = ProcessNode::new("gpus: sim:4xt4").await;
+    let mut daemon = node.serve();
+    node.kubelet.wait_allocatable(WHOLE, 4, SOON).await.unwrap();
+    let stays = node.start("stays", WHOLE, 1).await.unwrap();
+    let deleted = node.start("deleted", WHOLE, 1).await.unwrap();
+    let finished = node.start("finished", WHOLE, 1).await.unwrap();
+    let forced = node.start("forced", WHOLE, 1).await.unwrap();
+    daemon.until("the holders", |live| {
         live.len() == 4
             && live.iter().all(|a| a["holder"]["pod"].is_string() && a["holder"]["podUid"].is_string())
     });
     let of = |live: &[Value], pod: &str| live.iter().find(|a| a["holder"]["pod"] == pod).cloned();
-    let before = of(&serving.live(), "stays").unwrap();
-    serving.child.kill().unwrap();
-    serving.child.wait().unwrap();
+    let before = of(&daemon.live(), "stays").unwrap();
+    daemon.child.kill().unwrap();
+    daemon.child.wait().unwrap();
 
-    house.kubelet.delete(&deleted);
-    house.kubelet.finish(&finished);
-    house.kubelet.force_delete(&forced);
-    house.kubelet.wait_for("our end", SOON, |k| k.streams(WHOLE) == 0).await.unwrap();
+    node.kubelet.delete(&deleted);
+    node.kubelet.finish(&finished);
+    node.kubelet.force_delete(&forced);
+    node.kubelet.wait_for("our end", SOON, |k| k.streams(WHOLE) == 0).await.unwrap();
     // The kubelet has not written since: its file still shows all four.
-    let file = std::fs::read_to_string(house.kubelet.checkpoint_path()).unwrap();
+    let file = std::fs::read_to_string(node.kubelet.checkpoint_path()).unwrap();
     assert!([&deleted, &finished, &forced].iter().all(|uid| file.contains(uid.as_str())));
 
-    let serving = house.serve();
-    serving.until("three ends", |live| live.len() == 1);
-    assert_eq!(of(&serving.live(), "stays").unwrap()["id"], before["id"]);
-    let ended = serving.call("GET", "/allocations?state=ended", &Value::Null);
+    let daemon = node.serve();
+    daemon.until("three ends", |live| live.len() == 1);
+    assert_eq!(of(&daemon.live(), "stays").unwrap()["id"], before["id"]);
+    let ended = daemon.call("GET", "/allocations?state=ended", &Value::Null);
     let items = ended["items"].as_array().unwrap();
     assert!(items.len() == 3 && items.iter().all(|a| a["ended"]["reason"] == "released"), "{ended}");
-    assert_eq!(house.kubelet.held(&stays, "main", WHOLE).len(), 1);
-    house.kubelet.wait_allocatable(WHOLE, 4, SOON).await.unwrap();
-    house.start("new", WHOLE, 3).await.unwrap();
-    assert_eq!(house.kubelet.anomalies(), []);
+    assert_eq!(node.kubelet.held(&stays, "main", WHOLE).len(), 1);
+    node.kubelet.wait_allocatable(WHOLE, 4, SOON).await.unwrap();
+    node.start("new", WHOLE, 3).await.unwrap();
+    assert_eq!(node.kubelet.anomalies(), []);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pod_admitted_just_before_a_stop_is_named_after_the_start() {
-    let house =
-        House::new("gpus: sim:2xt4\nstack: [{ policy: timeslice, parameters: { replicas: 4 } }]").await;
-    let mut serving = house.serve();
-    house.kubelet.wait_allocatable(SHARED, 8, SOON).await.unwrap();
+    let node =
+        ProcessNode::new("gpus: sim:2xt4\nstack: [{ policy: timeslice, parameters: { replicas: 4 } }]").await;
+    let mut daemon = node.serve();
+    node.kubelet.wait_allocatable(SHARED, 8, SOON).await.unwrap();
     // In its init phase: `List` does not show it, before or after.
     let spec = pod("init").init("prepare", &[(SHARED, 2)]).container("main", &[]);
     let uid = spec.uid.clone();
-    house.kubelet.admit(spec).await.unwrap();
-    serving.child.kill().unwrap();
-    serving.child.wait().unwrap();
-    let serving = house.serve();
-    serving.until("its UID", |live| live.len() == 1 && live[0]["holder"]["podUid"] == uid.as_str());
-    assert_eq!(serving.live()[0]["holder"]["container"], "prepare");
-    house.kubelet.delete(&uid);
-    serving.until("its end", <[Value]>::is_empty);
-    assert_eq!(house.kubelet.anomalies(), []);
+    node.kubelet.admit(spec).await.unwrap();
+    daemon.child.kill().unwrap();
+    daemon.child.wait().unwrap();
+    let daemon = node.serve();
+    daemon.until("its UID", |live| live.len() == 1 && live[0]["holder"]["podUid"] == uid.as_str());
+    assert_eq!(daemon.live()[0]["holder"]["container"], "prepare");
+    node.kubelet.delete(&uid);
+    daemon.until("its end", <[Value]>::is_empty);
+    assert_eq!(node.kubelet.anomalies(), []);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn after_a_restart_of_both_missing_pods_end_only_if_the_kubelet_kept_its_state() {
     for lost in [false, true] {
-        let house = House::new("gpus: sim:4xt4").await;
-        let mut serving = house.serve();
-        house.kubelet.wait_allocatable(WHOLE, 4, SOON).await.unwrap();
-        let uids = [house.start("a", WHOLE, 1).await.unwrap(), house.start("b", WHOLE, 1).await.unwrap()];
-        serving.until("the holders", |live| live.iter().all(|a| a["holder"]["podUid"].is_string()));
-        serving.child.kill().unwrap();
-        serving.child.wait().unwrap();
-        house.kubelet.stop().await;
-        uids.iter().for_each(|uid| house.kubelet.delete(uid));
+        let node = ProcessNode::new("gpus: sim:4xt4").await;
+        let mut daemon = node.serve();
+        node.kubelet.wait_allocatable(WHOLE, 4, SOON).await.unwrap();
+        let uids = [node.start("a", WHOLE, 1).await.unwrap(), node.start("b", WHOLE, 1).await.unwrap()];
+        daemon.until("the holders", |live| live.iter().all(|a| a["holder"]["podUid"].is_string()));
+        daemon.child.kill().unwrap();
+        daemon.child.wait().unwrap();
+        node.kubelet.stop().await;
+        uids.iter().for_each(|uid| node.kubelet.delete(uid));
         if lost {
-            std::fs::remove_file(house.kubelet.checkpoint_path()).unwrap();
+            std::fs::remove_file(node.kubelet.checkpoint_path()).unwrap();
         }
-        house.kubelet.start().await.unwrap();
-        let serving = house.serve();
-        house.kubelet.wait_allocatable(WHOLE, 4, SOON).await.unwrap();
+        node.kubelet.start().await.unwrap();
+        let daemon = node.serve();
+        node.kubelet.wait_allocatable(WHOLE, 4, SOON).await.unwrap();
         if lost {
             // Ended pods and pods that a kubelet forgot look the same.
             tokio::time::sleep(LONG_ENOUGH).await;
-            assert_eq!(serving.live().len(), 2, "held");
-            // The first pod that it shows says that it knows what it runs.
-            house.start("c", WHOLE, 1).await.unwrap();
-            serving.until("the others' end", |live| live.len() == 1 && live[0]["holder"]["pod"] == "c");
+            assert_eq!(daemon.live().len(), 2, "held");
+            // The first pod that it shows proves that it knows which pods run.
+            node.start("c", WHOLE, 1).await.unwrap();
+            daemon.until("the others' end", |live| live.len() == 1 && live[0]["holder"]["pod"] == "c");
         } else {
-            // It named them once more, from its own file, and then no longer.
-            serving.until("their end", <[Value]>::is_empty);
+            // The kubelet reads them from its checkpoint once more, and then removes them.
+            daemon.until("their end", <[Value]>::is_empty);
         }
-        assert_eq!(house.kubelet.anomalies(), []);
+        assert_eq!(node.kubelet.anomalies(), []);
     }
 }
 
@@ -155,9 +148,9 @@ async fn a_kubelet_that_is_down_for_an_hour_changes_no_allocation() {
     let node = node_of_four().await;
     let mut uids = Vec::new();
     for name in ["stays", "goes"] {
-        uids.push(run(&node, pod(name).container("main", &[(GPU, 1)])).await);
+        uids.push(node.run(pod(name).container("main", &[(WHOLE, 1)])).await);
     }
-    let init = pod("init").init("prepare", &[(GPU, 1)]).container("main", &[]);
+    let init = pod("init").init("prepare", &[(WHOLE, 1)]).container("main", &[]);
     uids.push(init.uid.clone());
     node.kubelet.admit(init).await.unwrap();
     node.wait("the UIDs", |l| l.live.values().all(|a| a.holder.pod_uid.is_some())).await;
@@ -165,23 +158,23 @@ async fn a_kubelet_that_is_down_for_an_hour_changes_no_allocation() {
     node.kubelet.stop().await;
     for _ in 0..6 {
         node.clock.skip(HOUR_MS / 6);
-        let_rounds_pass(&node).await;
+        let_passes_run(&node).await;
         assert_eq!(node.live().len(), 3, "no source could be read");
     }
     // Meanwhile one pod was deleted; its containers went with it.
     node.kubelet.delete(&uids[1]);
     // It comes back before its API server: `List` is empty, nothing is purged, the file is as it was.
     node.kubelet.start_with(Sources::Waiting { known: Vec::new() }).await.unwrap();
-    node.allocatable(GPU, 4).await;
+    node.allocatable(WHOLE, 4).await;
     node.clock.skip(HOUR_MS);
-    let_rounds_pass(&node).await;
+    let_passes_run(&node).await;
     assert_eq!(
         node.live().iter().map(|a| a.id).collect::<Vec<_>>(),
         before.iter().map(|a| a.id).collect::<Vec<_>>()
     );
     node.kubelet.sources_ready();
     node.wait("the end of the one that went", |l| l.live.len() == 2).await;
-    let_rounds_pass(&node).await;
+    let_passes_run(&node).await;
     assert_eq!(holder_uids(&node.live()), BTreeSet::from([uids[0].as_str(), uids[2].as_str()]));
     // The one that waited in its init phase is admitted again, with what it had.
     assert_eq!(node.kubelet.readmit().await[&uids[2]], Ok(()));
@@ -192,13 +185,13 @@ async fn a_kubelet_that_is_down_for_an_hour_changes_no_allocation() {
 async fn the_last_state_of_an_absent_kubelet_ends_no_allocation() {
     // The socket file and the checkpoint of a kubelet that was killed stay behind, and look alive.
     let node = node_of_four().await;
-    let uid = run(&node, pod("p").container("main", &[(GPU, 2)])).await;
+    let uid = node.run(pod("p").container("main", &[(WHOLE, 2)])).await;
     of_known_pods(&node, 1).await;
     node.kubelet.stop().await;
     let empty = r#"{"Data":{"PodDeviceEntries":null,"RegisteredDevices":{}},"Checksum":0}"#;
     std::fs::write(node.kubelet.checkpoint_path(), empty).unwrap();
     node.clock.skip(HOUR_MS);
-    let_rounds_pass(&node).await;
+    let_passes_run(&node).await;
     assert_eq!(holder_uids(&node.live()), BTreeSet::from([uid.as_str()]));
 }
 
@@ -207,12 +200,12 @@ async fn the_last_state_of_an_absent_kubelet_ends_no_allocation() {
 #[tokio::test]
 async fn a_checkpoint_of_another_format_ends_nothing_and_blocks_no_pod() {
     let node = node_of_four().await;
-    let uid = run(&node, pod("p").container("main", &[(GPU, 1)])).await;
+    let uid = node.run(pod("p").container("main", &[(WHOLE, 1)])).await;
     of_known_pods(&node, 1).await;
     node.kubelet.set_faults(|f| f.checkpoint = CheckpointMode::Reshaped);
     node.kubelet.delete(&uid);
-    node.kubelet.admit(pod("other").container("main", &[(GPU, 1)])).await.unwrap();
-    let_rounds_pass(&node).await;
+    node.kubelet.admit(pod("other").container("main", &[(WHOLE, 1)])).await.unwrap();
+    let_passes_run(&node).await;
     let folder = node.plugins_folder();
     let error = checkpoint::read(&folder, None).unwrap_err();
     assert!(matches!(error, CheckpointError::Format { .. }), "{error}");
@@ -228,25 +221,25 @@ async fn a_wrong_checksum_matters_only_after_the_kubelet_starts_without_its_stat
     let node = node_of_four().await;
     let mut uids = Vec::new();
     for name in ["a", "b"] {
-        uids.push(run(&node, pod(name).container("main", &[(GPU, 1)])).await);
+        uids.push(node.run(pod(name).container("main", &[(WHOLE, 1)])).await);
     }
     of_known_pods(&node, 2).await;
     // The sum is over a Go value's printed form: it cannot be checked elsewhere, and the contents are right.
     node.kubelet.set_faults(|f| f.checkpoint = CheckpointMode::WrongSum);
-    let third = run(&node, pod("c").container("main", &[(GPU, 1)])).await;
+    let third = node.run(pod("c").container("main", &[(WHOLE, 1)])).await;
     of_known_pods(&node, 3).await;
     node.kubelet.delete(&third);
     node.wait("the third's end", |l| l.live.len() == 2).await;
     // The kubelet, though, throws the file away and knows of no device; its pods run on.
     node.kubelet.restart_with(Sources::Waiting { known: Vec::new() }).await.unwrap();
-    node.allocatable(GPU, 4).await;
+    node.allocatable(WHOLE, 4).await;
     node.wait("the hold", |l| l.ends_withheld.is_some()).await;
     assert_eq!(holder_uids(&node.live()), uids.iter().map(String::as_str).collect());
     // It believes every GPU to be free; a pod that it sends to one that is in use requests another resource
     // and is refused, or requests the same resource and is granted beside the running one (I7).
-    assert!(node.kubelet.in_use(GPU).is_empty());
+    assert!(node.kubelet.in_use(WHOLE).is_empty());
     node.kubelet.sources_ready();
-    let_rounds_pass(&node).await;
+    let_passes_run(&node).await;
     assert_eq!(node.live().len(), 2, "`List` shows their pods, so they hold what they were given");
     node.assert_harmless();
 }
@@ -285,21 +278,21 @@ async fn missing_evidence_is_reported_with_its_age_cause_and_number_of_allocatio
         (CheckpointMode::Frozen, "did not write its checkpoint again"),
     ] {
         let node = node_of_four().await;
-        let uid = run(&node, pod("p").container("main", &[(GPU, 1)])).await;
+        let uid = node.run(pod("p").container("main", &[(WHOLE, 1)])).await;
         of_known_pods(&node, 1).await;
         node.kubelet.set_faults(|f| f.checkpoint = mode);
-        node.round().await;
+        node.reconcile().await;
         assert_eq!(node.kernel.snapshot().blocked_ends, None, "it may come in time");
         let noticed_ms = node.kernel.now().wall_ms;
         let of_cause = |l: &Ledger| {
             l.blocked_ends.as_ref().is_some_and(|blocked_ends| blocked_ends.cause.contains(cause))
         };
-        node.rounds_until(cause, HOUR_MS, of_cause).await;
+        node.reconcile_until(cause, HOUR_MS, of_cause).await;
         let blocked_ends = node.kernel.snapshot().blocked_ends.clone().unwrap();
         assert_eq!(blocked_ends.allocations, 1);
         assert!(blocked_ends.since_wall_ms <= noticed_ms, "since it was first noticed");
         node.kubelet.set_faults(|f| f.checkpoint = CheckpointMode::Normal);
-        node.rounds_until("the end of the report", 0, |l| l.blocked_ends.is_none()).await;
+        node.reconcile_until("the end of the report", 0, |l| l.blocked_ends.is_none()).await;
         node.kubelet.delete(&uid);
         node.wait("the end after all", |l| l.live.is_empty()).await;
     }
@@ -307,29 +300,29 @@ async fn missing_evidence_is_reported_with_its_age_cause_and_number_of_allocatio
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_unreadable_checkpoint_is_reported() {
-    let house = House::new("gpus: sim:2xt4").await;
-    let serving = house.serve();
-    house.kubelet.wait_allocatable(WHOLE, 2, SOON).await.unwrap();
-    house.kubelet.set_faults(|f| f.checkpoint = CheckpointMode::Reshaped);
-    house.start("a", WHOLE, 1).await.unwrap();
-    let evidence = |serving: &Serving| {
-        let node = serving.call("GET", "/node", &Value::Null);
-        let checks = node["checks"].as_array().unwrap().clone();
+    let node = ProcessNode::new("gpus: sim:2xt4").await;
+    let daemon = node.serve();
+    node.kubelet.wait_allocatable(WHOLE, 2, SOON).await.unwrap();
+    node.kubelet.set_faults(|f| f.checkpoint = CheckpointMode::Reshaped);
+    node.start("a", WHOLE, 1).await.unwrap();
+    let evidence = |daemon: &DaemonProcess| {
+        let answer = daemon.call("GET", "/node", &Value::Null);
+        let checks = answer["checks"].as_array().unwrap().clone();
         let check = checks.into_iter().find(|check| check["name"] == "evidence").unwrap();
         let detail = check["detail"].as_str().unwrap_or_default().to_owned();
         // The only allocation cannot end, and no API server shows its pod.
-        assert_eq!(check["ok"], detail.is_empty(), "{node}");
+        assert_eq!(check["ok"], detail.is_empty(), "{answer}");
         detail
     };
-    until("the warning", || evidence(&serving).contains("1 allocation cannot end"));
-    let said = evidence(&serving);
-    assert!(said.starts_with("since 20") && said.contains("not in the format"), "{said}");
-    let metrics = serving.base.replace("/api/v1", "/metrics");
+    until("the warning", || evidence(&daemon).contains("1 allocation cannot end"));
+    let message = evidence(&daemon);
+    assert!(message.starts_with("since 20") && message.contains("not in the format"), "{message}");
+    let metrics = daemon.base.replace("/api/v1", "/metrics");
     let metrics = agent(SOON).get(metrics).call().unwrap().body_mut().read_to_string().unwrap();
     assert!(metrics.contains("berth_allocations_stuck 1\n"), "{metrics}");
     assert!(metrics.contains("berth_check_warning{check=\"evidence\"} 1\n"), "{metrics}");
-    house.kubelet.set_faults(|f| f.checkpoint = CheckpointMode::Normal);
-    until("its end", || evidence(&serving).is_empty());
+    node.kubelet.set_faults(|f| f.checkpoint = CheckpointMode::Normal);
+    until("its end", || evidence(&daemon).is_empty());
 }
 
 // Static pods: from a file of the node, known to the kubelet without any API server.
@@ -337,24 +330,24 @@ async fn an_unreadable_checkpoint_is_reported() {
 #[tokio::test]
 async fn static_pods_are_all_that_a_kubelet_without_its_api_server_shows_and_all_keep_their_devices() {
     let node = node_of_four().await;
-    let of_file = run(&node, pod("static").of_a_file().container("main", &[(GPU, 1)])).await;
-    let of_api = run(&node, pod("plain").container("main", &[(GPU, 1)])).await;
+    let of_file = node.run(pod("static").of_a_file().container("main", &[(WHOLE, 1)])).await;
+    let of_api = node.run(pod("plain").container("main", &[(WHOLE, 1)])).await;
     of_known_pods(&node, 2).await;
     let alone = Sources::Waiting { known: vec![of_file.clone()] };
     node.kubelet.restart_with(alone).await.unwrap();
-    node.allocatable(GPU, 4).await;
-    let_rounds_pass(&node).await;
+    node.allocatable(WHOLE, 4).await;
+    let_passes_run(&node).await;
     let both = BTreeSet::from([of_file.as_str(), of_api.as_str()]);
     assert_eq!(holder_uids(&node.live()), both, "`List` shows the static pod alone");
     // Its file is taken away. Nothing is purged yet, so the checkpoint goes on naming it.
     node.kubelet.delete(&of_file);
-    let_rounds_pass(&node).await;
+    let_passes_run(&node).await;
     assert_eq!(holder_uids(&node.live()), both);
     node.kubelet.sources_ready();
     node.wait("its end", |l| l.live.len() == 1).await;
     assert_eq!(holder_uids(&node.live()), BTreeSet::from([of_api.as_str()]));
     // Put back, it has the same UID, and is a holder like any other.
-    let again = run(&node, pod("static").of_a_file().uid(&of_file).container("main", &[(GPU, 1)])).await;
+    let again = node.run(pod("static").of_a_file().uid(&of_file).container("main", &[(WHOLE, 1)])).await;
     assert_eq!(again, of_file);
     of_known_pods(&node, 2).await;
     assert_eq!(holder_uids(&node.live()), both);
@@ -366,18 +359,18 @@ async fn static_pods_are_all_that_a_kubelet_without_its_api_server_shows_and_all
 #[tokio::test]
 async fn an_init_containers_gpu_is_held_until_its_pod_ends_though_no_app_container_has_one() {
     let node = node_of_four().await;
-    let uid = run(&node, pod("p").init("prepare", &[(GPU, 1)]).container("main", &[])).await;
+    let uid = node.run(pod("p").init("prepare", &[(WHOLE, 1)]).container("main", &[])).await;
     // It is over, its app container runs, `List` shows the pod without devices: and yet the kubelet
     // gives its GPU to no other pod before this one ends.
-    let_rounds_pass(&node).await;
+    let_passes_run(&node).await;
     let live = node.live();
     assert_eq!(live.len(), 1);
     let holder = &live[0].holder;
     assert_eq!((holder.pod_uid.as_deref(), holder.container.as_deref()), (Some(&*uid), Some("prepare")));
     assert_eq!(holder.pod, None, "no source joins this UID to a name");
-    assert_eq!(node.kubelet.in_use(GPU).len(), 1);
-    node.kubelet.admit(pod("rest").container("main", &[(GPU, 3)])).await.unwrap();
-    node.kubelet.admit(pod("more").container("main", &[(GPU, 1)])).await.unwrap_err();
+    assert_eq!(node.kubelet.in_use(WHOLE).len(), 1);
+    node.kubelet.admit(pod("rest").container("main", &[(WHOLE, 3)])).await.unwrap();
+    node.kubelet.admit(pod("more").container("main", &[(WHOLE, 1)])).await.unwrap_err();
     node.kubelet.finish(&uid);
     node.wait("its end", |l| l.live.values().all(|a| a.holder.pod_uid.as_deref() != Some(&uid))).await;
     let snapshot = node.kernel.snapshot();
@@ -390,20 +383,20 @@ async fn an_init_containers_gpu_is_held_until_its_pod_ends_though_no_app_contain
 #[tokio::test]
 async fn an_app_container_with_fewer_devices_than_its_init_container_leaves_the_others_held() {
     let node = node_of_four().await;
-    let spec = pod("p").init("prepare", &[(GPU, 3)]).container("main", &[(GPU, 1)]);
-    let uid = run(&node, spec).await;
+    let spec = pod("p").init("prepare", &[(WHOLE, 3)]).container("main", &[(WHOLE, 1)]);
+    let uid = node.run(spec).await;
     // One record each. That of the init container is named by the app container's pod.
     of_known_pods(&node, 2).await;
-    let_rounds_pass(&node).await;
+    let_passes_run(&node).await;
     let live = node.live();
     let of = |name: &str| live.iter().find(|a| a.holder.container.as_deref() == Some(name)).unwrap();
     assert_eq!((of("prepare").devices.len(), of("main").devices.len()), (3, 1));
     assert!(of("prepare").devices.contains(&of("main").devices[0]), "used again");
     assert_eq!((of("prepare").holder.pod.as_deref(), of("prepare").overlapped), (Some("p"), false));
-    assert_eq!(node.kubelet.in_use(GPU).len(), 3);
+    assert_eq!(node.kubelet.in_use(WHOLE).len(), 3);
     node.kubelet.delete(&uid);
     node.wait("both ends", |l| l.live.is_empty()).await;
-    node.allocatable(GPU, 4).await;
+    node.allocatable(WHOLE, 4).await;
     node.assert_harmless();
 }
 
@@ -411,10 +404,10 @@ async fn an_app_container_with_fewer_devices_than_its_init_container_leaves_the_
 async fn a_sidecar_is_shown_by_list_and_shares_nothing_with_the_app_container() {
     let node = node_of_four().await;
     let spec = pod("p")
-        .init("fetch", &[(GPU, 1)])
-        .sidecar("proxy", &[(GPU, 1)])
-        .init("warm", &[(GPU, 1)])
-        .container("main", &[(GPU, 1)]);
+        .init("fetch", &[(WHOLE, 1)])
+        .sidecar("proxy", &[(WHOLE, 1)])
+        .init("warm", &[(WHOLE, 1)])
+        .container("main", &[(WHOLE, 1)]);
     let uid = spec.uid.clone();
     node.kubelet.admit(spec).await.unwrap();
     // Before its app container runs the pod is in `List` already, by its sidecar.
@@ -422,7 +415,7 @@ async fn a_sidecar_is_shown_by_list_and_shares_nothing_with_the_app_container() 
     node.wait("the sidecar's name", |l| l.live.values().any(|a| proxy(a) && a.holder.pod.is_some())).await;
     node.kubelet.run(&uid).await.unwrap();
     of_known_pods(&node, 4).await;
-    let_rounds_pass(&node).await;
+    let_passes_run(&node).await;
     let live = node.live();
     let devices = |name: &str| {
         let found = live.iter().find(|a| a.holder.container.as_deref() == Some(name)).unwrap();

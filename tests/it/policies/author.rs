@@ -26,7 +26,7 @@ fn combined_output(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
 }
 
-fn bench() -> PolicyTester {
+fn tester() -> PolicyTester {
     PolicyTester::with_compiler(kept_compiler().to_owned()).unwrap()
 }
 
@@ -47,15 +47,15 @@ fn scenarios() -> Vec<(String, PathBuf)> {
 
 #[test]
 fn the_shipped_policies_pass_their_scenarios() {
-    let bench = bench();
+    let tester = tester();
     let found = scenarios();
     assert!(found.len() >= 20, "the scenarios were not found");
     let mut failed = String::new();
     for (policy, file) in found {
-        let version = bench.shipped(&policy).unwrap();
+        let version = tester.shipped(&policy).unwrap();
         let text = std::fs::read_to_string(&file).unwrap();
         let name = file.strip_prefix(root()).unwrap().display().to_string();
-        let report = bench.run(&version, &name, &text);
+        let report = tester.run(&version, &name, &text);
         if !report.passed {
             failed += &report.text();
         }
@@ -66,21 +66,21 @@ fn the_shipped_policies_pass_their_scenarios() {
 const HEAD: &str = "about: A test.\nnode: [{model: l4, count: 2}]\n";
 
 /// Runs a story against a policy and answers the report's text.
-fn story(bench: &PolicyTester, module: &[u8], text: &str) -> String {
-    let version = bench.install(module).unwrap();
-    bench.run(&version, "story.yaml", &format!("{HEAD}{text}")).text()
+fn story(tester: &PolicyTester, module: &[u8], text: &str) -> String {
+    let version = tester.install(module).unwrap();
+    tester.run(&version, "story.yaml", &format!("{HEAD}{text}")).text()
 }
 
 #[test]
 fn a_failed_expectation_is_shown_with_its_line_and_the_result() {
-    let bench = bench();
-    let version = bench.shipped("timeslice").unwrap();
+    let tester = tester();
+    let version = tester.shipped("timeslice").unwrap();
     let text = format!(
         "{HEAD}steps:\n  - offer: {{}}\n    expect: {{free: {{nvidia.com/gpu.shared: 9}}}}\n  \
          - allocate: {{resource: nvidia.com/gpu.shared, count: 1}}\n    expect: {{gpus: [1]}}\n  \
          - allocate: {{resource: nvidia.com/gpu.shared, count: 1}}\n    expect: {{refused: never}}\n"
     );
-    let report = bench.run(&version, "story.yaml", &text);
+    let report = tester.run(&version, "story.yaml", &text);
     let shown = report.text();
     for words in [
         "FAILED story.yaml: A test.\n  step 1, line 4: offer\n",
@@ -98,15 +98,15 @@ fn a_failed_expectation_is_shown_with_its_line_and_the_result() {
 
 #[test]
 fn a_fault_fails_its_step_unless_it_is_expected() {
-    let bench = bench();
+    let tester = tester();
     let allocate = "steps:\n  - allocate: {resource: nvidia.com/gpu, count: 1}\n";
     let words =
-        story(&bench, &guest("trap-with-words"), &format!("{allocate}    expect: {{fault: no such}}\n"));
+        story(&tester, &guest("trap-with-words"), &format!("{allocate}    expect: {{fault: no such}}\n"));
     assert!(words.contains("fault  expected ...no such..."), "{words}");
 
     // A guest that runs for ever in one hook: `offer`, which keeps the stack from being activated.
     let looping = guest("loop-in-hook");
-    let unexpected = story(&bench, &looping, allocate);
+    let unexpected = story(&tester, &looping, allocate);
     // On a machine that is very busy the clock ends it first.
     let ended = ["units of fuel", "ran longer than"].iter().any(|words| unexpected.contains(words));
     assert!(unexpected.contains("FAILED") && ended, "{unexpected}");
@@ -114,7 +114,7 @@ fn a_fault_fails_its_step_unless_it_is_expected() {
 
 #[test]
 fn an_entry_that_denies_on_fault_refuses_with_the_fault() {
-    let bench = bench();
+    let tester = tester();
     // `admit` alone traps, so that the stack is activated.
     let fields = "(func (export \"admit\") (param i32) (result i32) unreachable)\n";
     let module = module(fields);
@@ -127,7 +127,7 @@ fn an_entry_that_denies_on_fault_refuses_with_the_fault() {
             "stack: [{{policy: this, onFault: {on_fault}}}]\nsteps:\n  - allocate: {{resource: nvidia.com/gpu, on: [1]}}\n    \
              expect: {expect}\n"
         );
-        assert_eq!(story(&bench, &module, &text), "ok story.yaml\n", "{on_fault} {expect}");
+        assert_eq!(story(&tester, &module, &text), "ok story.yaml\n", "{on_fault} {expect}");
     }
 }
 
@@ -274,10 +274,10 @@ fn check_finds_an_answer_that_no_node_can_use() {
 
 /// Runs steps against `timeslice` on two L4, and returns the report's text.
 fn run_steps(steps: &str) -> String {
-    let bench = bench();
-    let version = bench.shipped("timeslice").unwrap();
+    let tester = tester();
+    let version = tester.shipped("timeslice").unwrap();
     let head = "about: x\nnode: [{model: l4, count: 2}]\nstack: [{policy: this, parameters: {replicas: 4}}]\nsteps:\n";
-    bench.run(&version, "s.yaml", &format!("{head}{steps}")).text()
+    tester.run(&version, "s.yaml", &format!("{head}{steps}")).text()
 }
 
 #[test]

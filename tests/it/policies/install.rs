@@ -2,6 +2,8 @@
 // Clippy does not see that helpers of tests are tests, too.
 #![allow(clippy::unwrap_used)]
 
+use crate::support::gpus::SHARED;
+use crate::support::ledger_node::shared_node;
 use crate::support::wait::SOON;
 use std::os::fd::AsRawFd as _;
 use std::time::{Duration, Instant};
@@ -13,7 +15,6 @@ use berth_wasm::limits::MODULE_BYTES_MAX;
 use berth_wasm::{CompileLimits, Settings, WasmPolicies};
 
 use crate::support::guests::{NOW, bomb, component, guest, installed, module, policies, refused, settings};
-use crate::support::policy_node::{SHARED, shared_node};
 
 fn assert_refused(module: &[u8], words: &str) {
     let error = refused(module);

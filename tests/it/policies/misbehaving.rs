@@ -6,16 +6,18 @@ use std::time::{Duration, Instant};
 use berth_kernel::node::ports::{PolicyFiles as _, PolicyRuntime as _};
 use berth_kernel::policy::hooks::{AdmitRequest, Answer, FaultKind, Question};
 use berth_kernel::policy::version::PolicyVersion;
+use berth_kernel::sharing::offer::Consumes;
 
 use crate::policies::install::room;
+use crate::support::gpus::{SHARED, WHOLE, resource};
 use crate::support::guests::{NOW, guest, installed, policies, refused};
-use crate::support::policy_node::{Node, SHARED, resource, shared_node};
+use crate::support::ledger_node::{LedgerNode, share, shared_node};
 
 /// What a call may take on a machine that is busy with other tests: ten times the 180 ms that the
 /// fuel of one call was measured to last at most.
 const TIME_MAX: Duration = Duration::from_secs(20);
 
-fn node() -> Node {
+fn node() -> LedgerNode {
     shared_node(2, 4)
 }
 
@@ -155,24 +157,18 @@ fn indices_that_are_out_of_range_are_faults() {
 #[test]
 fn a_device_of_another_resource_is_a_fault_and_one_not_available_is_the_kernels_to_judge() {
     let version = installed("device-not-available");
-    let node = Node::new().gpus(1).offer(
-        0,
-        &[
-            (crate::support::policy_node::WHOLE, 1, berth_kernel::sharing::offer::Consumes::Whole),
-            (SHARED, 4, crate::support::policy_node::share(4)),
-        ],
-    );
+    let node = LedgerNode::new().gpus(1).offer(0, &[(WHOLE, 1, Consumes::Whole), (SHARED, 4, share(4))]);
     let mut place = node.place(SHARED, 1);
     let fault = policies().call(node.call(&version, "{}", Question::Place(&place))).answer.unwrap_err();
     assert_eq!(fault.kind, FaultKind::Answer);
     assert!(fault.detail.contains("of another resource"), "{fault}");
-    place = node.place(crate::support::policy_node::WHOLE, 1);
+    place = node.place(WHOLE, 1);
     place.available.clear();
     let answer = policies().call(node.call(&version, "{}", Question::Place(&place))).answer;
     let Ok(Some(Answer::Place(placement))) = answer else {
         panic!("{answer:?}");
     };
-    assert_eq!(placement.devices, node.devices(crate::support::policy_node::WHOLE));
+    assert_eq!(placement.devices, node.devices(WHOLE));
 }
 
 #[test]
@@ -180,8 +176,7 @@ fn a_call_that_cannot_be_made_is_not_a_fault_of_the_policy() {
     let version = installed("pass");
     let node = node();
     let mut place = node.place("nvidia.com/gpu.shared", 1);
-    place.available =
-        Node::new().gpus(3).offer(2, &[(SHARED, 1, crate::support::policy_node::share(1))]).devices(SHARED);
+    place.available = LedgerNode::new().gpus(3).offer(2, &[(SHARED, 1, share(1))]).devices(SHARED);
     let fault = policies().call(node.call(&version, "{}", Question::Place(&place))).answer.unwrap_err();
     assert_eq!(fault.kind, FaultKind::Missing, "{fault}");
     let mut stranger = version;

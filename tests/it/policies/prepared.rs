@@ -1,13 +1,13 @@
 //! Activations during other events: the kubelet restarts, the disk cannot be read, another stack is activated, the
 //! version is deleted, the compiler fails.
 
-use crate::daemon::process::{SHARED, SOON, WHOLE};
 use crate::rest::versions::{key, signature};
-use crate::support::admin_bench::Bench;
 use crate::support::admin_fakes::{digest_of, module};
-use crate::support::gated_daemon::{Api, Gated};
+use crate::support::admin_node::AdminNode;
+use crate::support::gated_node::{Api, GatedNode};
+use crate::support::gpus::{SHARED, WHOLE};
 use crate::support::port::Port;
-use crate::support::wait::{until, until_some};
+use crate::support::wait::{SOON, until, until_some};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use berth_kernel::node::ports::PolicyFiles as _;
@@ -34,7 +34,7 @@ fn timeslice(digest: &str) -> Value {
 
 /// A pod as the scheduler sends it: not before the kubelet itself says that it has a free device, which is a
 /// moment after the daemon offers one.
-async fn admitted(node: &Gated, name: &str, resource: &str) {
+async fn admitted(node: &GatedNode, name: &str, resource: &str) {
     let held = |kubelet: &Kubelet, uid: &str| kubelet.held(uid, "main", resource).len();
     let free = |kubelet: &Kubelet| {
         let all: usize = kubelet.pods().keys().map(|uid| held(kubelet, uid)).sum();
@@ -51,7 +51,7 @@ async fn admitted(node: &Gated, name: &str, resource: &str) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_kubelet_that_restarts_while_a_policy_is_compiled_is_served_by_the_old_stack() {
-    let node = Gated::new("stack: [{ policy: exclusive }]").await;
+    let node = GatedNode::new("stack: [{ policy: exclusive }]").await;
     let (daemon, api) = node.up().await;
     node.kubelet.wait_allocatable(WHOLE, 2, SOON).await.unwrap();
     let (before, began) = (api.revision(), node.began());
@@ -82,7 +82,7 @@ async fn a_kubelet_that_restarts_while_a_policy_is_compiled_is_served_by_the_old
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_unusable_folder_of_policies_is_reported_and_operations_wait_for_it() {
-    let node = Gated::new("").await;
+    let node = GatedNode::new("").await;
     let (daemon, api) = node.up().await;
     let digest = push(&api, &own(b'a'));
     let (before, files) = (api.revision(), node.files(""));
@@ -117,7 +117,7 @@ async fn an_unusable_folder_of_policies_is_reported_and_operations_wait_for_it()
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_activations_compile_one_after_the_other_and_one_whole_stack_is_left() {
-    let node = Gated::new("").await;
+    let node = GatedNode::new("").await;
     let (daemon, api) = node.up().await;
     let names = |names: [&str; 2]| names.map(|name| json!({ "policy": name }));
     let race = async |one: [&str; 2], other: [&str; 2], revision| {
@@ -169,8 +169,8 @@ const MEMORY: &str = r#"{ "policy": "memory", "parameters": { "sizes": [{ "resou
 
 /// A node that was stopped with `memory` active behind `first`, and whose next start must compile it, but
 /// cannot. `exclusive` is compiled.
-async fn memory_uncompiled(first: impl FnOnce(&Api) -> Vec<Value>) -> Gated {
-    let node = Gated::new("").await;
+async fn memory_uncompiled(first: impl FnOnce(&Api) -> Vec<Value>) -> GatedNode {
+    let node = GatedNode::new("").await;
     let (daemon, api) = node.up().await;
     api.put(&json!([{ "policy": "exclusive" }]), None).expect(200);
     let mut entries = first(&api);
@@ -224,7 +224,7 @@ async fn a_node_stops_trying_when_another_stack_is_activated() {
     until("the message about the policy", || api.ready().1.is_some());
     api.put(&json!([{ "policy": "exclusive" }]), None).expect(200);
     until("the end of it", || api.ready() == (true, None));
-    // Whatever went on in that moment is over, and the word that it is was the last of it.
+    // An attempt that was under way has ended: readiness reports no error only after its end.
     let log = node.log();
     admitted(&node, "a", WHOLE).await;
     assert_eq!((node.log(), api.active()), (log, vec!["exclusive".to_owned()]));
@@ -279,7 +279,7 @@ async fn a_permanently_lost_policy_blocks_no_other() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lost_policy_is_called_as_soon_as_it_is_uploaded_again() {
     let lost = own(b'l');
-    let mut node = Gated::new("").await;
+    let mut node = GatedNode::new("").await;
     let (daemon, api) = node.up().await;
     api.put(&timeslice(&push(&api, &lost)), None).expect(200);
     daemon.stop().await;
@@ -300,7 +300,7 @@ async fn a_lost_policy_is_called_as_soon_as_it_is_uploaded_again() {
 async fn a_signature_that_cannot_be_checked_now_is_not_a_missing_one() {
     let (pair, trusted) = key("own", 1);
     let trusted = json!([{ "name": "own", "key": BASE64.encode(trusted.key) }]);
-    let node = Gated::new(&format!("trustedKeys: {trusted}")).await;
+    let node = GatedNode::new(&format!("trustedKeys: {trusted}")).await;
     let (daemon, api) = node.up().await;
     let module = own(b's');
     let signed = signature(&pair, &module);
@@ -328,7 +328,7 @@ async fn a_signature_that_cannot_be_checked_now_is_not_a_missing_one() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_version_is_not_deleted_while_it_is_compiled() {
-    let node = Gated::new("").await;
+    let node = GatedNode::new("").await;
     let (daemon, api) = node.up().await;
     let digest = push(&api, &own(b'a'));
     node.uncompile(&digest);
@@ -372,7 +372,7 @@ async fn a_version_is_not_deleted_while_it_is_compiled() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_version_that_a_start_compiles_is_not_deleted_meanwhile() {
-    let node = Gated::new("").await;
+    let node = GatedNode::new("").await;
     let (daemon, api) = node.up().await;
     api.put(&json!([{ "policy": "exclusive" }]), None).expect(200);
     let digest = push(&api, &own(b'a'));
@@ -401,7 +401,7 @@ async fn a_version_that_a_start_compiles_is_not_deleted_meanwhile() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_start_deletes_incomplete_files_of_a_killed_process() {
-    let node = Gated::new("").await;
+    let node = GatedNode::new("").await;
     let (daemon, api) = node.up().await;
     let digest = push(&api, &own(b'a'));
     daemon.stop().await;
@@ -427,40 +427,39 @@ async fn a_start_deletes_incomplete_files_of_a_killed_process() {
 
 #[test]
 fn a_disconnected_upload_leaves_no_partial_policy() {
-    let bench = Bench::new(1);
+    let node = AdminNode::new(1);
     let digest = digest_of(&module("share", "1"));
-    let known = || bench.kernel.snapshot().policies.contains_key(&digest);
-    // Lets the rest of it happen.
+    let known = || node.kernel.snapshot().policies.contains_key(&digest);
+    // The node's runtime runs meanwhile, so that the upload can go on.
     let waiting = |what: &str, holds: &dyn Fn() -> bool| {
         until(what, || {
-            bench.runtime.block_on(async { tokio::time::sleep(Duration::from_millis(1)).await });
+            node.runtime.block_on(async { tokio::time::sleep(Duration::from_millis(1)).await });
             holds()
         });
     };
     let upload = || {
         let module = module("share", "1");
-        bench
-            .core
+        node.core
             .policies
             .upload(berth_core::policies::Upload { module, ..berth_core::policies::Upload::default() })
     };
-    bench.policies.set_hold(true);
-    bench.runtime.block_on(async {
+    node.policies.set_hold(true);
+    node.runtime.block_on(async {
         tokio::select! {
             biased;
             done = upload() => panic!("{done:?}"),
-            () = async { while !bench.policies.waiting() { tokio::task::yield_now().await } } => {}
+            () = async { while !node.policies.waiting() { tokio::task::yield_now().await } } => {}
         }
     });
-    bench.policies.set_hold(false);
+    node.policies.set_hold(false);
     waiting("the record", &known);
-    bench.runtime.block_on(async {
+    node.runtime.block_on(async {
         tokio::select! {
             biased;
-            done = bench.core.policies.delete_policy(digest.clone(), None) => panic!("{done:?}"),
+            done = node.core.policies.delete_policy(digest.clone(), None) => panic!("{done:?}"),
             () = std::future::ready(()) => {}
         }
     });
-    waiting("the end of its bytes", &|| bench.policies.read_all(&digest).is_err());
+    waiting("the end of its bytes", &|| node.policies.read_all(&digest).is_err());
     assert!(!known());
 }

@@ -20,13 +20,14 @@ use berth_policy_triage_xid::TriageXid;
 use proptest::prelude::*;
 
 use crate::policies::shipped::{Shown, both_ways, random_gpu, random_node, shipped, shown};
+use crate::support::gpus::{SHARED, WHOLE, resource};
 use crate::support::guests::{NOW, policies};
-use crate::support::policy_node::{Node, SHARED, WHOLE, gpu_id, resource, shared_node};
+use crate::support::ledger_node::{LedgerNode, reversed_gpu, shared_node};
 use harness::same_answers::both::words::{triage, verdict};
 
-/// Node plus who waits and who holds what.
+/// A node with waiting pods and with holders of shares.
 struct Scene {
-    node: Node,
+    node: LedgerNode,
     waiting: Vec<&'static str>,
     held: Vec<(DeviceId, Option<&'static str>)>,
 }
@@ -37,7 +38,7 @@ impl Scene {
         let mut node = shared_node(2, 4);
         let mut holders = Vec::new();
         for (number, &(gpu, share, namespace)) in (1..).zip(held) {
-            let device = DeviceId::share(&gpu_id(gpu), share);
+            let device = DeviceId::share(&reversed_gpu(gpu), share);
             node.apply(Change::Granted(Allocation {
                 id: AllocationId { store: 1, number },
                 resource: resource(SHARED),
@@ -86,7 +87,7 @@ impl Scene {
 
     /// Requests shares of GPU 1 in both ways, and returns both answers.
     fn admit<P: Policy>(&self, version: &PolicyVersion, parameters: &str, shares: &[u32]) -> Option<Answer> {
-        let devices: Vec<DeviceId> = shares.iter().map(|n| DeviceId::share(&gpu_id(1), *n)).collect();
+        let devices: Vec<DeviceId> = shares.iter().map(|n| DeviceId::share(&reversed_gpu(1), *n)).collect();
         let shown = self.shown(parameters);
         let candidate = |(n, namespace): (usize, &&str)| sdk::Candidate {
             namespace: (*namespace).into(),
@@ -167,7 +168,7 @@ fn memory_has_its_limits_in_the_daemon() {
 
 #[test]
 fn every_xid_is_judged_alike_natively_and_as_webassembly() {
-    let (node, version) = (Node::new().gpus(1), shipped("triage-xid"));
+    let (node, version) = (LedgerNode::new().gpus(1), shipped("triage-xid"));
     let shown = shown(&node.0, "{}");
     let mut severities = BTreeMap::<String, u32>::new();
     let xids = (0..200).map(|code| ("xid", code));
@@ -180,7 +181,7 @@ fn every_xid_is_judged_alike_natively_and_as_webassembly() {
             other => panic!("{other:?}"),
         });
         *severities.entry(format!("{severity:?}")).or_default() += 1;
-        let reading = Reading { part: gpu_id(0), source: source.into(), code, detail: "x".into() };
+        let reading = Reading { part: reversed_gpu(0), source: source.into(), code, detail: "x".into() };
         let wasm = policies().call(node.call(&version, "{}", Question::Triage(&reading)));
         assert_eq!(wasm.answer, Ok(native), "{source} {code}");
     }
@@ -191,7 +192,7 @@ fn every_xid_is_judged_alike_natively_and_as_webassembly() {
 fn fuel_is_far_below_what_a_call_may_use() {
     let sizes = r#"{"sizes": [{"resource": "nvidia.com/gpu.shared", "memoryMiB": 512}]}"#;
     let limited = r#"{"default": {"devices": 4, "memoryMiB": 100000}}"#;
-    let reading = Reading { part: gpu_id(0), source: "xid".into(), code: 79, detail: String::new() };
+    let reading = Reading { part: reversed_gpu(0), source: "xid".into(), code: 79, detail: String::new() };
     for (gpus, shares, fuel_max) in [(8, 10, 3_000_000), (16, 128, 100_000_000)] {
         let node = shared_node(gpus, shares);
         let place = node.place(SHARED, 4);

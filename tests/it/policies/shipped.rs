@@ -22,8 +22,9 @@ use berth_policy_timeslice::Timeslice;
 use berth_policy_topology::Topology;
 use proptest::prelude::*;
 
+use crate::support::gpus::{SHARED, WHOLE};
 use crate::support::guests::{NOW, policies};
-use crate::support::policy_node::{Node, SHARED, WHOLE, gpu_id, share, shared_node};
+use crate::support::ledger_node::{LedgerNode, reversed_gpu, share, shared_node};
 use harness::same_answers::both::words::Words;
 
 pub(crate) fn shipped(name: &str) -> PolicyVersion {
@@ -234,8 +235,8 @@ impl Shown {
     }
 }
 
-/// Calls a policy in both ways, whatever it answers.
-pub(crate) fn both_ways<P: Policy>(name: &str, node: &Node, parameters: &str, size: usize) {
+/// Calls a policy as WebAssembly and natively; both must answer alike.
+pub(crate) fn both_ways<P: Policy>(name: &str, node: &LedgerNode, parameters: &str, size: usize) {
     let version = shipped(name);
     let shown = shown(&node.0, parameters);
     if version.hooks.contains(&Hook::Offer) {
@@ -277,12 +278,12 @@ pub(crate) fn random_gpu() -> impl Strategy<Value = Gpu> {
     ]
 }
 
-pub(crate) fn random_node(gpus: &[Gpu]) -> Node {
-    let mut node = Node::new().gpus(u32::try_from(gpus.len()).unwrap());
+pub(crate) fn random_node(gpus: &[Gpu]) -> LedgerNode {
+    let mut node = LedgerNode::new().gpus(u32::try_from(gpus.len()).unwrap());
     let shares = (SHARED, 4, share(4));
     let whole = (WHOLE, 1, Consumes::Whole);
     for (index, gpu) in (0..).zip(gpus) {
-        let id = gpu_id(index);
+        let id = reversed_gpu(index);
         node = match gpu {
             Gpu::New => node,
             Gpu::Mig => node.mig(index),
@@ -351,7 +352,7 @@ fn a_node_of_every_kind_of_gpu_is_answered_alike() {
     both_ways::<Exclusive>("exclusive", &node, "{}", 1);
     both_ways::<Timeslice>("timeslice", &node, "{}", 3);
     both_ways::<Mixed>("mixed", &node, "{}", 3);
-    // And not by both saying nothing.
+    // Both answer with offers; equal answers without an opinion would prove nothing.
     let version = shipped("exclusive");
     let answer = policies().call(node.call(&version, "{}", Question::Offer)).answer;
     let Ok(Some(Answer::Offer(answer))) = answer else {
@@ -371,7 +372,7 @@ fn the_kernels_own_placement_counts_a_required_share_that_is_held_once() {
     let node = shared_node(2, 4);
     let of = |gpu: u32| {
         let shares = node.devices(SHARED);
-        shares.iter().find(|id| id.part == gpu_id(gpu)).unwrap().clone()
+        shares.iter().find(|id| id.part == reversed_gpu(gpu)).unwrap().clone()
     };
     let (own, other) = (of(1), of(0));
     let node = node.grant(SHARED, own.clone()).grant(SHARED, other);
@@ -380,5 +381,5 @@ fn the_kernels_own_placement_counts_a_required_share_that_is_held_once() {
     let request = PlaceRequest { available, required: vec![own.clone()], ..free };
     let chosen = berth_kernel::sharing::placement::baseline(&node.0, &request).devices;
     assert!(chosen.contains(&own) && chosen.len() == 2);
-    assert!(chosen.iter().all(|id| id.part == gpu_id(1)), "{chosen:?}");
+    assert!(chosen.iter().all(|id| id.part == reversed_gpu(1)), "{chosen:?}");
 }

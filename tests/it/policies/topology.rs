@@ -8,8 +8,9 @@ use berth_kernel::policy::hooks::{Answer, Question};
 use berth_kernel::sharing::offer::Consumes;
 use berth_policy_sdk::testing::Random;
 
+use crate::support::gpus::WHOLE;
 use crate::support::guests::{NOW, policies};
-use crate::support::policy_node::{Node, WHOLE};
+use crate::support::ledger_node::LedgerNode;
 
 const GPUS: u32 = 16;
 /// A millisecond: the search takes some 9 units a nanosecond (4.2 million in 0.46 ms, on a busy
@@ -22,8 +23,8 @@ const FUEL_MAX_WORST: u64 = 20_000_000;
 /// The wiring that this is for.
 const WORST: &str = "three in all good sets";
 
-fn node(link: impl Fn(u32, u32) -> Link) -> Node {
-    let node = Node::new().gpus(GPUS).links(GPUS, link);
+fn node(link: impl Fn(u32, u32) -> Link) -> LedgerNode {
+    let node = LedgerNode::new().gpus(GPUS).links(GPUS, link);
     (0..GPUS).fold(node, |node, gpu| node.offer(gpu, &[(WHOLE, 1, Consumes::Whole)]))
 }
 

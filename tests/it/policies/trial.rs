@@ -1,35 +1,37 @@
 //! `berth policy try`: a policy is evaluated on the present node, without effect.
 
-use crate::daemon::process::{House, SOON, Serving};
-use crate::support::admin_bench::{Bench, GPU, SHARED};
 use crate::support::admin_fakes::module;
+use crate::support::admin_node::AdminNode;
+use crate::support::gpus::{SHARED, WHOLE};
+use crate::support::process_node::ProcessNode;
+use crate::support::wait::SOON;
 use berth_kernel::policy::hooks::Hook;
 use serde_json::{Value, json};
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-impl Bench {
-    fn tries(&self, body: &Value) -> crate::support::admin_bench::Answer {
+impl AdminNode {
+    fn tries(&self, body: &Value) -> crate::support::admin_node::Answer {
         self.json("POST", "/api/v1/trials", &body.to_string())
     }
 }
 
 #[test]
 fn a_trial_shows_offers_and_a_grant_and_changes_nothing() {
-    let bench = Bench::new(2);
-    bench.upload(&module("share", "1")).expect(201);
-    bench.allocate(0);
-    let before = bench.get("/api/v1/node").expect(200)["generation"].clone();
+    let node = AdminNode::new(2);
+    node.upload(&module("share", "1")).expect(201);
+    node.allocate(0);
+    let before = node.get("/api/v1/node").expect(200)["generation"].clone();
     // Offers are evaluated again automatically, a moment after the grant.
     let counted = || {
-        let mut tally = bench.kernel.call_counters();
+        let mut tally = node.kernel.call_counters();
         tally.decisions.retain(|(hook, _), _| *hook != Hook::Offer);
         (tally.policies, tally.decisions)
     };
     let before_it = counted();
     let request = json!({"resource": SHARED, "count": 3, "namespace": "team-a", "pod": "trainer-0"});
     let trial = json!({"policy": "share", "parameters": {"shares": 4}, "request": request});
-    let report = bench.tries(&trial).expect(200);
+    let report = node.tries(&trial).expect(200);
     assert_eq!(report.get("refused"), None, "{report}");
     assert_eq!((&report["generation"], report["stack"].as_array().unwrap().len()), (&before, 1));
     let label = report["policy"].as_str().unwrap();
@@ -41,7 +43,10 @@ fn a_trial_shows_offers_and_a_grant_and_changes_nothing() {
             (&4.into(), &SHARED.into())
         );
         assert_eq!((&offer["by"], &offer["differs"]), (&label.into(), &true.into()));
-        assert_eq!((&offer["offeredNow"][0]["resource"], &offer["byNow"]), (&GPU.into(), &"baseline".into()));
+        assert_eq!(
+            (&offer["offeredNow"][0]["resource"], &offer["byNow"]),
+            (&WHOLE.into(), &"baseline".into())
+        );
     }
     // GPU 0 is held whole, so none of its shares could be had.
     let shared = report["resources"].as_array().unwrap().iter().find(|r| r["resource"] == SHARED).unwrap();
@@ -61,72 +66,72 @@ fn a_trial_shows_offers_and_a_grant_and_changes_nothing() {
     // More than is free is refused, as the kubelet would.
     let request = json!({"resource": SHARED, "count": 5});
     let report =
-        bench.tries(&json!({"policy": "share", "parameters": {"shares": 4}, "request": request})).expect(200);
+        node.tries(&json!({"policy": "share", "parameters": {"shares": 4}, "request": request})).expect(200);
     assert_eq!(
         (&report["request"]["outcome"], &report["request"]["devices"]),
         (&"refused".into(), &json!([]))
     );
     assert!(report["request"]["reason"].as_str().unwrap().starts_with("4 of "), "{report}");
 
-    assert_eq!(bench.get("/api/v1/node").expect(200)["generation"], before, "the ledger did not move");
+    assert_eq!(node.get("/api/v1/node").expect(200)["generation"], before, "the ledger did not move");
     assert_eq!(counted(), before_it, "and nothing was counted");
-    assert_eq!(bench.get("/api/v1/stack").expect(200)["entries"], json!([]));
+    assert_eq!(node.get("/api/v1/stack").expect(200)["entries"], json!([]));
 }
 
 #[test]
 fn a_trial_replaces_its_namesake_or_is_called_first_and_reports_failures() {
-    let bench = Bench::new(1);
+    let node = AdminNode::new(1);
     for name in ["share", "other"] {
-        bench.upload(&module(name, "1")).expect(201);
+        node.upload(&module(name, "1")).expect(201);
     }
     let permissions = json!({"shareMax": 2});
     let entries = json!([{"policy": "other"}, {"policy": "share", "parameters": {"shares": 2}, "permissions": permissions}]);
-    bench.json("PUT", "/api/v1/stack", &json!({"entries": entries}).to_string()).expect(200);
+    node.json("PUT", "/api/v1/stack", &json!({"entries": entries}).to_string()).expect(200);
     let labels = |report: &Value| -> Vec<String> {
         let name = |label: &Value| label.as_str().unwrap().split('@').next().unwrap().to_owned();
         report["stack"].as_array().unwrap().iter().map(name).collect()
     };
 
-    let report = bench.tries(&json!({"policy": "share", "parameters": {"shares": 1}})).expect(200);
+    let report = node.tries(&json!({"policy": "share", "parameters": {"shares": 1}})).expect(200);
     assert_eq!(labels(&report), ["other", "share"]);
     assert!(report["insteadOf"].as_str().unwrap().starts_with("share@"), "{report}");
     // What its entry may not, it may not here; nothing is lost, and the fault is reported as at an activation.
-    let report = bench.tries(&json!({"policy": "share", "parameters": {"shares": 4}})).expect(200);
+    let report = node.tries(&json!({"policy": "share", "parameters": {"shares": 4}})).expect(200);
     let refused = report["refused"].as_str().unwrap();
     let activation =
         json!({"entries": [{"policy": "share", "parameters": {"shares": 4}, "permissions": permissions}]});
-    let answer = bench.json("PUT", "/api/v1/stack", &activation.to_string()).problem(422, "stack-fails");
+    let answer = node.json("PUT", "/api/v1/stack", &activation.to_string()).problem(422, "stack-fails");
     let fault = refused.split("node: ").nth(1).unwrap();
     assert!(answer.contains(fault), "{answer} does not say {fault}");
     assert_eq!(report["calls"][1]["fault"].as_str(), Some(fault));
     assert_eq!(report["offers"][0]["differs"], false, "{report}");
     let wider = json!({"policy": "share", "parameters": {"shares": 4}, "permissions": {"shareMax": 4}});
-    assert_eq!(bench.tries(&wider).expect(200).get("refused"), None);
+    assert_eq!(node.tries(&wider).expect(200).get("refused"), None);
 
     let report =
-        bench.tries(&json!({"policy": "share", "parameters": {"fail": true}, "alone": true})).expect(200);
+        node.tries(&json!({"policy": "share", "parameters": {"fail": true}, "alone": true})).expect(200);
     assert_eq!((labels(&report), report.get("insteadOf")), (vec!["share".into()], None));
     assert!(
         report["refused"].as_str().unwrap().ends_with("fails on this node: unreachable (trap)"),
         "{report}"
     );
     assert_eq!(report["calls"][0]["words"], "fault: unreachable (trap)");
-    assert_eq!(bench.get("/api/v1/stack").expect(200)["entries"][1]["record"]["faults"]["byKind"], json!({}));
+    assert_eq!(node.get("/api/v1/stack").expect(200)["entries"][1]["record"]["faults"]["byKind"], json!({}));
 
-    bench.upload(&module("third", "1")).expect(201);
-    let report = bench.tries(&json!({"policy": "third", "parameters": {"shares": 1}})).expect(200);
+    node.upload(&module("third", "1")).expect(201);
+    let report = node.tries(&json!({"policy": "third", "parameters": {"shares": 1}})).expect(200);
     assert_eq!(labels(&report), ["third", "other", "share"]);
 }
 
 #[test]
 fn a_whole_stack_is_tried_as_its_activation_takes_it() {
-    let bench = Bench::new(1);
+    let node = AdminNode::new(1);
     for name in ["share", "other"] {
-        bench.upload(&module(name, "1")).expect(201);
+        node.upload(&module(name, "1")).expect(201);
     }
     let share = |shares: u32| json!({"policy": "share", "parameters": {"shares": shares}});
     let both = json!({"entries": [{"policy": "other"}, share(2)]});
-    bench.json("PUT", "/api/v1/stack", &both.to_string()).expect(200);
+    node.json("PUT", "/api/v1/stack", &both.to_string()).expect(200);
     let labels = |report: &Value| -> Vec<String> {
         let name = |label: &Value| label.as_str().unwrap().split('@').next().unwrap().to_owned();
         report["stack"].as_array().unwrap().iter().map(name).collect()
@@ -134,121 +139,108 @@ fn a_whole_stack_is_tried_as_its_activation_takes_it() {
     // Another order, and one entry fewer: a policy alone beside the active ones could be neither.
     let moved =
         json!({"entries": [share(4), {"policy": "other"}], "request": {"resource": SHARED, "count": 3}});
-    let report = bench.tries(&moved).expect(200);
+    let report = node.tries(&moved).expect(200);
     assert_eq!((labels(&report), report.get("refused")), (vec!["share".into(), "other".into()], None));
     assert_eq!(report["offers"][0]["offered"][0]["count"], 4);
     assert_eq!(report["request"]["outcome"], "granted", "{report}");
-    let report = bench.tries(&json!({"entries": [{"policy": "other"}]})).expect(200);
+    let report = node.tries(&json!({"entries": [{"policy": "other"}]})).expect(200);
     assert_eq!((labels(&report), report.get("insteadOf")), (vec!["other".into()], None));
-    let report = bench.tries(&json!({"entries": []})).expect(200);
+    let report = node.tries(&json!({"entries": []})).expect(200);
     assert_eq!((labels(&report), &report["policy"]), (Vec::new(), &"".into()));
     assert_eq!(
-        report["offers"][0]["offered"][0]["resource"], GPU,
+        report["offers"][0]["offered"][0]["resource"], WHOLE,
         "the baseline offers GPUs whole: {report}"
     );
-    assert_eq!(bench.get("/api/v1/stack").expect(200)["revision"], 1, "nothing was activated");
+    assert_eq!(node.get("/api/v1/stack").expect(200)["revision"], 1, "nothing was activated");
     for body in [
         json!({"entries": [], "policy": "share"}),
         json!({"entries": [], "parameters": {"shares": 1}}),
         json!({"entries": [], "alone": true}),
         json!({"entries": [{"policy": "unknown"}]}),
     ] {
-        assert!(bench.tries(&body).problem(422, "invalid").contains("entries"), "{body}");
+        assert!(node.tries(&body).problem(422, "invalid").contains("entries"), "{body}");
     }
-    assert!(bench.tries(&json!({})).problem(422, "invalid").contains("policy: missing"));
+    assert!(node.tries(&json!({})).problem(422, "invalid").contains("policy: missing"));
 }
 
 #[test]
 fn invalid_trials_are_refused_with_advice() {
-    let bench = Bench::new(1);
-    bench.upload(&module("share", "1")).expect(201);
-    bench.upload(&module("more", "1")).expect(201);
-    let refused = |body: Value| bench.tries(&body).problem(422, "invalid");
+    let node = AdminNode::new(1);
+    node.upload(&module("share", "1")).expect(201);
+    node.upload(&module("more", "1")).expect(201);
+    let refused = |body: Value| node.tries(&body).problem(422, "invalid");
     assert!(refused(json!({"policy": "unknown"})).contains("it has"));
     assert!(refused(json!({"policy": "share", "permissions": {"shareMax": 0}})).contains("shareMax"));
     for (request, words) in [
         (json!({"resource": "gpu", "count": 1}), "request.resource"),
-        (json!({"resource": GPU, "count": 0}), "1 to 2048"),
-        (json!({"resource": GPU, "count": 2049}), "1 to 2048"),
-        (json!({"resource": GPU, "count": 1, "namespace": "Team"}), "request.namespace"),
-        (json!({"resource": GPU, "count": 1, "pod": ""}), "request.pod"),
-        (json!({"resource": GPU, "count": 1, "node": "n"}), "unknown field"),
-        (json!({"resource": GPU, "count": 1, "labels": {"": "x"}}), "request.labels: \"\""),
-        (json!({"resource": GPU, "count": 1, "labels": {"a b": "x"}}), "request.labels: \"a b\""),
-        (json!({"resource": GPU, "count": 1, "labels": {"Example.com/a": "x"}}), "\"Example.com/a\""),
-        (json!({"resource": GPU, "count": 1, "labels": {"a": "-x"}}), "\"-x\" is not a valid value"),
+        (json!({"resource": WHOLE, "count": 0}), "1 to 2048"),
+        (json!({"resource": WHOLE, "count": 2049}), "1 to 2048"),
+        (json!({"resource": WHOLE, "count": 1, "namespace": "Team"}), "request.namespace"),
+        (json!({"resource": WHOLE, "count": 1, "pod": ""}), "request.pod"),
+        (json!({"resource": WHOLE, "count": 1, "node": "n"}), "unknown field"),
+        (json!({"resource": WHOLE, "count": 1, "labels": {"": "x"}}), "request.labels: \"\""),
+        (json!({"resource": WHOLE, "count": 1, "labels": {"a b": "x"}}), "request.labels: \"a b\""),
+        (json!({"resource": WHOLE, "count": 1, "labels": {"Example.com/a": "x"}}), "\"Example.com/a\""),
+        (json!({"resource": WHOLE, "count": 1, "labels": {"a": "-x"}}), "\"-x\" is not a valid value"),
     ] {
-        let said = refused(json!({"policy": "share", "request": request}));
-        assert!(said.contains(words), "{words} is missing in {said}");
+        let message = refused(json!({"policy": "share", "request": request}));
+        assert!(message.contains(words), "{words} is missing in {message}");
     }
-    bench.json("POST", "/api/v1/trials", "{").problem(400, "malformed-json");
-    bench.ask("POST", "/api/v1/trials", &[], b"{}").problem(415, "unsupported-media-type");
-    bench.get("/api/v1/trials").problem(405, "method-not-allowed");
+    node.json("POST", "/api/v1/trials", "{").problem(400, "malformed-json");
+    node.ask("POST", "/api/v1/trials", &[], b"{}").problem(415, "unsupported-media-type");
+    node.get("/api/v1/trials").problem(405, "method-not-allowed");
 
     let entries: Vec<_> = (0..16).map(|_| json!({"policy": "more"})).collect();
-    bench.json("PUT", "/api/v1/stack", &json!({"entries": entries}).to_string()).expect(200);
-    assert!(bench.tries(&json!({"policy": "share"})).problem(409, "limit-reached").contains("alone"));
-    bench.tries(&json!({"policy": "share", "alone": true})).expect(200);
+    node.json("PUT", "/api/v1/stack", &json!({"entries": entries}).to_string()).expect(200);
+    assert!(node.tries(&json!({"policy": "share"})).problem(409, "limit-reached").contains("alone"));
+    node.tries(&json!({"policy": "share", "alone": true})).expect(200);
 }
 
 #[test]
 fn one_trial_runs_at_a_time_and_blocks_no_other_request() {
-    let bench = Bench::new(1);
-    bench.upload(&module("share", "1")).expect(201);
+    let node = AdminNode::new(1);
+    node.upload(&module("share", "1")).expect(201);
     let trial = json!({"policy": "share", "parameters": {"shares": 2}});
-    let turn = bench.policies.calls.lock().unwrap();
+    let turn = node.policies.calls.lock().unwrap();
     std::thread::scope(|scope| {
-        let before = bench.policies.asked.load(Ordering::SeqCst);
-        let (address, token, body) = (bench.address(), format!("Bearer {}", bench.token), trial.to_string());
+        let before = node.policies.asked.load(Ordering::SeqCst);
+        let (address, token, body) = (node.address(), format!("Bearer {}", node.token), trial.to_string());
         let first = scope.spawn(move || {
             let headers = [("authorization", token.as_str()), ("content-type", "application/json")];
-            crate::support::admin_bench::ask(address, "POST", "/api/v1/trials", &headers, body.as_bytes())
+            crate::support::admin_node::ask(address, "POST", "/api/v1/trials", &headers, body.as_bytes())
         });
         let end = Instant::now() + SOON;
-        while bench.policies.asked.load(Ordering::SeqCst) == before {
+        while node.policies.asked.load(Ordering::SeqCst) == before {
             assert!(Instant::now() < end, "it was never asked");
             std::thread::yield_now();
         }
-        let second = bench.tries(&trial);
+        let second = node.tries(&trial);
         assert!(second.problem(503, "busy").contains("another policy is being tried"));
         assert!(second.headers.contains_key("retry-after"));
-        bench.allocate(0);
+        node.allocate(0);
         drop(turn);
         first.join().unwrap().expect(200);
     });
-    bench.tries(&trial).expect(200);
-}
-
-/// What an operator reads who types this, and the exit code.
-fn typed(house: &House, serving: &Serving, args: &[&str]) -> (Option<i32>, String) {
-    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_berth"));
-    let server = serving.base.strip_suffix("/api/v1").unwrap();
-    let ran = command
-        .args(args)
-        .env("BERTH_SERVER", server)
-        .env("BERTH_TOKEN_FILE", house.folder.path().join("state/token"))
-        .output()
-        .unwrap();
-    let said = String::from_utf8(ran.stdout).unwrap() + &String::from_utf8(ran.stderr).unwrap();
-    (ran.status.code(), said)
+    node.tries(&trial).expect(200);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn shipped_policies_are_tried_on_a_busy_node() {
-    let house =
-        House::new("gpus: sim:2xh100\nstack: [{ policy: timeslice, parameters: { replicas: 2 } }]").await;
-    let serving = house.serve();
-    house.kubelet.wait_allocatable(SHARED, 4, SOON).await.unwrap();
-    house.start("a", SHARED, 1).await.unwrap();
-    serving.until("its holder", |live| live.len() == 1 && live[0]["holder"]["pod"] == "a");
+    let node =
+        ProcessNode::new("gpus: sim:2xh100\nstack: [{ policy: timeslice, parameters: { replicas: 2 } }]")
+            .await;
+    let daemon = node.serve();
+    node.kubelet.wait_allocatable(SHARED, 4, SOON).await.unwrap();
+    node.start("a", SHARED, 1).await.unwrap();
+    daemon.until("its holder", |live| live.len() == 1 && live[0]["holder"]["pod"] == "a");
 
-    let parameters = house.folder.path().join("four.json");
+    let parameters = node.folder.path().join("four.json");
     std::fs::write(&parameters, r#"{"replicas": 4}"#).unwrap();
     let at = format!("@{}", parameters.display());
     let request = format!("{SHARED}=2");
-    let (code, said) =
-        typed(&house, &serving, &["policy", "try", "timeslice", "--parameters", &at, "--request", &request]);
-    assert_eq!(code, Some(0), "{said}");
+    let (code, output) =
+        daemon.run_client(&["policy", "try", "timeslice", "--parameters", &at, "--request", &request]);
+    assert_eq!(code, Some(0), "{output}");
     for words in [
         "in place of timeslice@",
         "GPU 0-1  nvidia.com/gpu.shared  4        2    timeslice@",
@@ -259,9 +251,9 @@ async fn shipped_policies_are_tried_on_a_busy_node() {
         "GPU 1",
         "nothing was changed",
     ] {
-        assert!(said.contains(words), "{words} is missing in {said}");
+        assert!(output.contains(words), "{words} is missing in {output}");
     }
-    assert_eq!(house.kubelet.capacity(SHARED), Some(4), "nothing reached the kubelet");
+    assert_eq!(node.kubelet.capacity(SHARED), Some(4), "nothing reached the kubelet");
 
     // A quota depends on the requester: the pod of the first namespace has used it up.
     let quota =
@@ -269,35 +261,35 @@ async fn shipped_policies_are_tried_on_a_busy_node() {
     for (namespace, words, ends) in [("ns", "denied by quota@", 1), ("other", "granted by", 0)] {
         let args =
             ["policy", "try", "quota", "--parameters", quota, "--request", SHARED, "--namespace", namespace];
-        let (code, said) = typed(&house, &serving, &args);
-        assert!(code == Some(ends) && said.contains(words), "{words} is missing in {said}");
-        assert!(said.contains("called before the active stack"), "{said}");
+        let (code, output) = daemon.run_client(&args);
+        assert!(code == Some(ends) && output.contains(words), "{words} is missing in {output}");
+        assert!(output.contains("called before the active stack"), "{output}");
     }
     // Labels alone make a pod, too.
     let by_label = ["policy", "try", "quota", "--parameters", quota, "--request", SHARED];
     let labels = ["--label", "tier=gold", "--label", "example.com/team=a"];
-    let (code, said) = typed(&house, &serving, &[&by_label[..], &labels].concat());
-    assert!(code == Some(0) && said.contains("default/trial"), "{said}");
+    let (code, output) = daemon.run_client(&[&by_label[..], &labels].concat());
+    assert!(code == Some(0) && output.contains("default/trial"), "{output}");
     for (label, words) in [("tier", "KEY=VALUE"), ("tier=-", "request.labels")] {
-        let (code, said) = typed(&house, &serving, &[&by_label[..], &["--label", label]].concat());
-        assert!(code != Some(0) && said.contains(words), "{said}");
+        let (code, output) = daemon.run_client(&[&by_label[..], &["--label", label]].concat());
+        assert!(code != Some(0) && output.contains(words), "{output}");
     }
     // A fault has the guest's own message.
-    let (code, said) =
-        typed(&house, &serving, &["policy", "try", "timeslice", "--parameters", r#"{"replicas": 0}"#]);
-    assert!(code == Some(1) && said.contains("would be refused") && said.contains("fault: "), "{said}");
+    let (code, output) =
+        daemon.run_client(&["policy", "try", "timeslice", "--parameters", r#"{"replicas": 0}"#]);
+    assert!(code == Some(1) && output.contains("would be refused") && output.contains("fault: "), "{output}");
     // A policy without the hook `offer` is checked as in an activation.
     let args = ["policy", "try", "quota", "--parameters", r#"{"namespaces": 3}"#];
-    let (code, said) = typed(&house, &serving, &args);
-    assert!(code == Some(1) && said.contains("would be refused: policy quota@"), "{said}");
-    assert!(said.contains("error: this stack would not be activated"), "{said}");
+    let (code, output) = daemon.run_client(&args);
+    assert!(code == Some(1) && output.contains("would be refused: policy quota@"), "{output}");
+    assert!(output.contains("error: this stack would not be activated"), "{output}");
     let args = ["policy", "try", "timeslice", "--request", "nvidia.com/gpu.shard=1"];
-    let (code, said) = typed(&house, &serving, &args);
+    let (code, output) = daemon.run_client(&args);
     let words = "no nvidia.com/gpu.shard would be offered; offered resources: nvidia.com/gpu.shared\n";
-    assert!(code == Some(1) && said.contains(words), "{said}");
-    assert!(said.contains("error: the request would be refused"), "{said}");
-    let (code, said) = typed(&house, &serving, &["policy", "try", "./mine.wasm"]);
-    assert!(code == Some(2) && said.contains("berth policy push ./mine.wasm"), "{said}");
-    assert_eq!(serving.live().len(), 1);
-    assert!(!serving.log().contains("a policy failed"), "a trial counts no fault: {}", serving.log());
+    assert!(code == Some(1) && output.contains(words), "{output}");
+    assert!(output.contains("error: the request would be refused"), "{output}");
+    let (code, output) = daemon.run_client(&["policy", "try", "./mine.wasm"]);
+    assert!(code == Some(2) && output.contains("berth policy push ./mine.wasm"), "{output}");
+    assert_eq!(daemon.live().len(), 1);
+    assert!(!daemon.log().contains("a policy failed"), "a trial counts no fault: {}", daemon.log());
 }

@@ -1,8 +1,8 @@
 //! Access to the admin API: named tokens and their rights, the Unix socket, rate limits and slow clients.
 
-use crate::support::admin_bench::{Answer, Bench};
+use crate::support::admin_node::{AdminNode, Answer};
 use crate::support::wait::{SOON, until};
-use berth_admin::Server;
+use berth_admin::AdminServer;
 use berth_http::{AdminAccess, NamedToken, RateLimits, Right, TokenSource};
 use berth_http::{AdminError, Settings};
 use std::io::{Read, Write};
@@ -22,33 +22,33 @@ fn write_token(path: &Path, text: &str) {
     std::fs::set_permissions(path, PermissionsExt::from_mode(0o600)).unwrap();
 }
 
-fn with(bench: &Bench, access: AdminAccess) -> Settings {
-    Settings { access, ..bench.settings() }
+fn with(node: &AdminNode, access: AdminAccess) -> Settings {
+    Settings { access, ..node.settings() }
 }
 
 fn named(name: &str, right: Right, source: TokenSource) -> NamedToken {
     NamedToken { name: name.into(), right, source }
 }
 
-fn ask(bench: &Bench, token: &str, method: &str, path: &str) -> Answer {
+fn ask(node: &AdminNode, token: &str, method: &str, path: &str) -> Answer {
     let bearer = format!("Bearer {token}");
-    bench.ask_bare(method, path, &[("authorization", &bearer)], b"")
+    node.ask_bare(method, path, &[("authorization", &bearer)], b"")
 }
 
 #[test]
 fn a_read_token_changes_nothing_and_changes_record_the_tokens_name() {
-    let mut bench = Bench::new(1);
+    let mut node = AdminNode::new(1);
     let (reads, changes) = ("r".repeat(40), "c".repeat(40));
-    let file = bench.dir.path().join("grafana");
+    let file = node.dir.path().join("grafana");
     write_token(&file, &reads);
     let tokens = vec![
         named("grafana", Right::Read, TokenSource::File(file.clone())),
         named("ci", Right::Change, TokenSource::Sha256(sha256(&changes))),
     ];
-    bench.start_again(with(&bench, AdminAccess { tokens, ..AdminAccess::default() }));
+    node.start_again(with(&node, AdminAccess { tokens, ..AdminAccess::default() }));
     let cordon = "/api/v1/gpus/GPU-0/cordon";
-    ask(&bench, &reads, "GET", "/api/v1/gpus").expect(200);
-    assert_eq!(ask(&bench, &reads, "HEAD", "/api/v1/gpus").status, 200);
+    ask(&node, &reads, "GET", "/api/v1/gpus").expect(200);
+    assert_eq!(ask(&node, &reads, "HEAD", "/api/v1/gpus").status, 200);
     for (method, path) in [
         ("PUT", cordon),
         ("DELETE", cordon),
@@ -57,63 +57,61 @@ fn a_read_token_changes_nothing_and_changes_record_the_tokens_name() {
         ("PATCH", "/api/v1/gpus"),
         ("POST", "/api/v1/nothing"),
     ] {
-        let said = ask(&bench, &reads, method, path).problem(403, "forbidden");
-        assert!(said.contains("grafana") && said.contains("change"), "{said}");
+        let message = ask(&node, &reads, method, path).problem(403, "forbidden");
+        assert!(message.contains("grafana") && message.contains("change"), "{message}");
     }
-    let gpu = ask(&bench, &changes, "PUT", cordon).expect(200);
+    let gpu = ask(&node, &changes, "PUT", cordon).expect(200);
     assert_eq!(gpu["drain"]["by"], "ci");
-    assert_eq!(bench.ask("PUT", "/api/v1/gpus/GPU-0/drain", &[], b"").expect(200)["drain"]["by"], "admin");
+    assert_eq!(node.ask("PUT", "/api/v1/gpus/GPU-0/drain", &[], b"").expect(200)["drain"]["by"], "admin");
     for wrong in ["", "x", "grafana", "ci", &reads[1..], &format!("{changes}c")] {
-        ask(&bench, wrong, "GET", "/api/v1/gpus").problem(401, "unauthorized");
+        ask(&node, wrong, "GET", "/api/v1/gpus").problem(401, "unauthorized");
     }
     for scheme in ["Basic", "Token", "Digest"] {
         let header = format!("{scheme} {changes}");
-        bench
-            .ask_bare("GET", "/api/v1/gpus", &[("authorization", &header)], b"")
-            .problem(401, "unauthorized");
+        node.ask_bare("GET", "/api/v1/gpus", &[("authorization", &header)], b"").problem(401, "unauthorized");
     }
     // A token whose file has another one now opens with that one, and no more with the old one.
     let renewed = "n".repeat(40);
     write_token(&file, &renewed);
-    ask(&bench, &renewed, "GET", "/api/v1/gpus").expect(200);
-    ask(&bench, &reads, "GET", "/api/v1/gpus").problem(401, "unauthorized");
+    ask(&node, &renewed, "GET", "/api/v1/gpus").expect(200);
+    ask(&node, &reads, "GET", "/api/v1/gpus").problem(401, "unauthorized");
 }
 
 #[test]
 fn a_named_token_without_its_file_stops_the_start() {
-    let bench = Bench::new(1);
-    let gone = named("gone", Right::Read, TokenSource::File(bench.dir.path().join("gone")));
-    let settings = with(&bench, AdminAccess { tokens: vec![gone], ..AdminAccess::default() });
-    assert!(matches!(Server::bind(settings), Err(AdminError::Token { .. })));
+    let node = AdminNode::new(1);
+    let gone = named("gone", Right::Read, TokenSource::File(node.dir.path().join("gone")));
+    let settings = with(&node, AdminAccess { tokens: vec![gone], ..AdminAccess::default() });
+    assert!(matches!(AdminServer::bind(settings), Err(AdminError::Token { .. })));
 }
 
 #[test]
 fn a_client_above_its_rate_waits_and_no_other_does() {
-    let mut bench = Bench::new(1);
+    let mut node = AdminNode::new(1);
     let other = "o".repeat(40);
     let tokens = vec![named("other", Right::Change, TokenSource::Sha256(sha256(&other)))];
     let limits = RateLimits { reads_per_second: 5, changes_per_second: 1 };
-    bench.start_again(with(&bench, AdminAccess { tokens, limits, ..AdminAccess::default() }));
-    let refused = until_refused(|| bench.get("/api/v1/gpus"));
+    node.start_again(with(&node, AdminAccess { tokens, limits, ..AdminAccess::default() }));
+    let refused = until_refused(|| node.get("/api/v1/gpus"));
     refused.problem(429, "too-many-requests");
     assert_eq!(refused.headers["retry-after"], "1");
     // Another name, and what needs no name, have permits of their own; so have changes.
-    ask(&bench, &other, "GET", "/api/v1/gpus").expect(200);
-    bench.ask_bare("GET", "/livez", &[], b"").expect(200);
-    bench.delete("/api/v1/gpus/GPU-0/cordon").expect(200);
-    until_refused(|| bench.delete("/api/v1/gpus/GPU-0/cordon")).problem(429, "too-many-requests");
-    until_refused(|| bench.ask_bare("GET", "/openapi.json", &[], b"")).problem(429, "too-many-requests");
+    ask(&node, &other, "GET", "/api/v1/gpus").expect(200);
+    node.ask_bare("GET", "/livez", &[], b"").expect(200);
+    node.delete("/api/v1/gpus/GPU-0/cordon").expect(200);
+    until_refused(|| node.delete("/api/v1/gpus/GPU-0/cordon")).problem(429, "too-many-requests");
+    until_refused(|| node.ask_bare("GET", "/openapi.json", &[], b"")).problem(429, "too-many-requests");
     // A path that only resembles the API has no route, and is counted like any other.
-    until_refused(|| bench.ask_bare("GET", "/api/v1x", &[], b"")).problem(429, "too-many-requests");
+    until_refused(|| node.ask_bare("GET", "/api/v1x", &[], b"")).problem(429, "too-many-requests");
     // Figures cost something without a token, too; probes are never too many.
-    let health = bench.api.as_ref().unwrap().health_address.unwrap();
-    let of_health = |path: &str| crate::support::admin_bench::ask(health, "GET", path, &[], b"");
+    let health = node.api.as_ref().unwrap().health_address.unwrap();
+    let of_health = |path: &str| crate::support::admin_node::ask(health, "GET", path, &[], b"");
     until_burst_refused(health, "GET /metrics HTTP/1.1\r\nHost: localhost\r\n");
     of_health("/livez").expect(200);
     // Clients without a token are limited, and those with one are not.
     let wrong = "GET /api/v1/gpus HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer wrong\r\n";
-    until_burst_refused(bench.address(), wrong);
-    until("the permits come back", || ask(&bench, &other, "GET", "/api/v1/gpus").status == 200);
+    until_burst_refused(node.address(), wrong);
+    until("the permits come back", || ask(&node, &other, "GET", "/api/v1/gpus").status == 200);
 }
 
 /// Sends bursts of a request, each on one connection, until one is refused for its rate: with a connection
@@ -154,10 +152,10 @@ fn over_socket(path: &Path, request: &str) -> String {
 
 #[test]
 fn over_the_unix_socket_the_daemons_user_needs_no_token_and_a_wrong_one_does_not_help() {
-    let mut bench = Bench::new(1);
-    let path = bench.dir.path().join("run/admin.sock");
+    let mut node = AdminNode::new(1);
+    let path = node.dir.path().join("run/admin.sock");
     let socket = Some(path.clone());
-    bench.start_again(with(&bench, AdminAccess { socket, ..AdminAccess::default() }));
+    node.start_again(with(&node, AdminAccess { socket, ..AdminAccess::default() }));
     let head = "Host: anything\r\nConnection: close\r\n";
     let answer = over_socket(&path, &format!("GET /api/v1/node HTTP/1.1\r\n{head}\r\n"));
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
@@ -171,9 +169,9 @@ fn over_the_unix_socket_the_daemons_user_needs_no_token_and_a_wrong_one_does_not
     assert_eq!(mode & 0o777, 0o600);
     // A second daemon does not take it away, and a stop takes it down.
     let socket = Some(path.clone());
-    let second = with(&bench, AdminAccess { socket, ..AdminAccess::default() });
-    assert!(matches!(Server::bind(second), Err(AdminError::Socket { .. })));
-    bench.api.take().unwrap().stop();
+    let second = with(&node, AdminAccess { socket, ..AdminAccess::default() });
+    assert!(matches!(AdminServer::bind(second), Err(AdminError::Socket { .. })));
+    node.api.take().unwrap().stop();
     assert!(!path.exists());
 }
 
@@ -185,11 +183,11 @@ fn over_the_unix_socket_another_user_needs_a_token() {
         // Only root can connect as another user; the rule itself has a unit test.
         return;
     }
-    let mut bench = Bench::new(1);
-    let folder = bench.dir.path().to_owned();
+    let mut node = AdminNode::new(1);
+    let folder = node.dir.path().to_owned();
     let path = folder.join("admin.sock");
     let socket = Some(path.clone());
-    bench.start_again(with(&bench, AdminAccess { socket, ..AdminAccess::default() }));
+    node.start_again(with(&node, AdminAccess { socket, ..AdminAccess::default() }));
     std::fs::set_permissions(&folder, PermissionsExt::from_mode(0o755)).unwrap();
     let script = "my $s = IO::Socket::UNIX->new(Peer => $ARGV[0]) or do { print qq(cannot connect: $!); exit };\n\
         print $s qq(GET /api/v1/node HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n); print <$s>;";
@@ -212,11 +210,11 @@ fn over_the_unix_socket_another_user_needs_a_token() {
 
 #[test]
 fn slow_heads_and_heads_that_are_too_large_end_their_connection() {
-    let bench = Bench::new(1);
+    let node = AdminNode::new(1);
     // A client that sends single bytes of its head is disconnected, whether it continues or not.
     until("a slow head ends its connection in time", || {
         let began = Instant::now();
-        let mut slow = TcpStream::connect(bench.address()).unwrap();
+        let mut slow = TcpStream::connect(node.address()).unwrap();
         slow.set_read_timeout(Some(SOON)).unwrap();
         let mut drip = slow.try_clone().unwrap();
         let dripping = std::thread::spawn(move || {
@@ -241,7 +239,7 @@ fn slow_heads_and_heads_that_are_too_large_end_their_connection() {
     for (name, value) in
         [("x-a", "b".repeat(200_000)), ("authorization", format!("Bearer {}", "x".repeat(200_000)))]
     {
-        let mut stream = TcpStream::connect(bench.address()).unwrap();
+        let mut stream = TcpStream::connect(node.address()).unwrap();
         stream.set_read_timeout(Some(SOON)).unwrap();
         let _ = stream.write_all(
             format!("GET /api/v1/node HTTP/1.1\r\nHost: localhost\r\n{name}: {value}\r\n\r\n").as_bytes(),
@@ -251,54 +249,54 @@ fn slow_heads_and_heads_that_are_too_large_end_their_connection() {
         assert!(!String::from_utf8_lossy(&answer).contains(" 200 "));
     }
     // A long token within the limits of a head is merely wrong.
-    ask(&bench, &"x".repeat(50_000), "GET", "/api/v1/node").problem(401, "unauthorized");
-    bench.get("/api/v1/node").expect(200);
+    ask(&node, &"x".repeat(50_000), "GET", "/api/v1/node").problem(401, "unauthorized");
+    node.get("/api/v1/node").expect(200);
 }
 
 #[test]
 fn each_caller_has_a_mark_of_its_own_and_removes_another_by_its_owner() {
-    let mut bench = Bench::new(1);
+    let mut node = AdminNode::new(1);
     let secrets: Vec<String> = ('a'..='i').map(|letter| letter.to_string().repeat(40)).collect();
     let name = |i: usize| if i == 1 { "system:ci/é 50%+&'x".to_owned() } else { format!("caller-{i}") };
     let tokens = (0..secrets.len())
         .map(|i| named(&name(i), Right::Change, TokenSource::Sha256(sha256(&secrets[i]))))
         .collect();
-    bench.start_again(with(&bench, AdminAccess { tokens, ..AdminAccess::default() }));
+    node.start_again(with(&node, AdminAccess { tokens, ..AdminAccess::default() }));
     let (cordon, drain) = ("/api/v1/gpus/GPU-0/cordon", "/api/v1/gpus/GPU-0/drain");
     let owners = |gpu: &serde_json::Value| -> Vec<String> {
         let marks = gpu["drain"]["marks"].as_array().unwrap();
         marks.iter().map(|mark| mark["owner"].as_str().unwrap().to_owned()).collect()
     };
-    ask(&bench, &secrets[0], "PUT", cordon).expect(200);
-    let gpu = ask(&bench, &secrets[1], "PUT", drain).expect(200);
+    ask(&node, &secrets[0], "PUT", cordon).expect(200);
+    let gpu = ask(&node, &secrets[1], "PUT", drain).expect(200);
     assert_eq!(owners(&gpu), ["api:caller-0".to_owned(), format!("api:{}", name(1))]);
     assert_eq!(gpu["drain"]["state"], "draining");
     // Its own drain alone is stopped, and its own mark alone is removed.
-    assert_eq!(ask(&bench, &secrets[0], "DELETE", drain).expect(200)["drain"]["state"], "draining");
-    let gpu = ask(&bench, &secrets[0], "DELETE", cordon).expect(200);
+    assert_eq!(ask(&node, &secrets[0], "DELETE", drain).expect(200)["drain"]["state"], "draining");
+    let gpu = ask(&node, &secrets[0], "DELETE", cordon).expect(200);
     assert_eq!((owners(&gpu).len(), &gpu["drain"]["state"]), (1, &"draining".into()));
     let of = |owner: &str| format!("{cordon}?owner={owner}");
     for malformed in ["", "%0A", &"x".repeat(161)] {
-        ask(&bench, &secrets[0], "DELETE", &of(malformed)).problem(400, "malformed-query");
+        ask(&node, &secrets[0], "DELETE", &of(malformed)).problem(400, "malformed-query");
     }
-    assert_eq!(owners(&ask(&bench, &secrets[0], "DELETE", &of("api:unknown")).expect(200)).len(), 1);
+    assert_eq!(owners(&ask(&node, &secrets[0], "DELETE", &of("api:unknown")).expect(200)).len(), 1);
     let odd = "api%3Asystem%3Aci%2F%C3%A9%2050%25%2B%26%27x";
-    assert_eq!(ask(&bench, &secrets[0], "DELETE", &of(odd)).expect(200)["drain"]["state"], "active");
+    assert_eq!(ask(&node, &secrets[0], "DELETE", &of(odd)).expect(200)["drain"]["state"], "active");
 
     // At once, each in a connection of its own.
-    let address = bench.address();
+    let address = node.address();
     std::thread::scope(|scope| {
         for secret in &secrets[..8] {
             let bearer = format!("Bearer {secret}");
             let cordoned = move || {
-                crate::support::admin_bench::ask(address, "PUT", cordon, &[("authorization", &bearer)], b"")
+                crate::support::admin_node::ask(address, "PUT", cordon, &[("authorization", &bearer)], b"")
                     .expect(200)
             };
             scope.spawn(cordoned);
         }
     });
-    assert_eq!(owners(&bench.get("/api/v1/gpus/GPU-0").expect(200)).len(), 8);
-    let refused = ask(&bench, &secrets[8], "PUT", cordon).problem(409, "limit-reached");
+    assert_eq!(owners(&node.get("/api/v1/gpus/GPU-0").expect(200)).len(), 8);
+    let refused = ask(&node, &secrets[8], "PUT", cordon).problem(409, "limit-reached");
     assert!(refused.contains("8 marks"), "{refused}");
-    assert_eq!(ask(&bench, &secrets[8], "DELETE", &of("all")).expect(200)["drain"]["state"], "active");
+    assert_eq!(ask(&node, &secrets[8], "DELETE", &of("all")).expect(200)["drain"]["state"], "active");
 }

@@ -1,24 +1,25 @@
 //! The audit lines of the real daemon: one for each request for a change, and no secrets.
 
-use crate::daemon::process::{House, SOON, Serving};
 use crate::support::client::agent;
+use crate::support::process_node::{DaemonProcess, ProcessNode};
+use crate::support::wait::SOON;
 use serde_json::{Value, json};
 use std::time::Instant;
 
-fn lines(serving: &Serving) -> Vec<String> {
-    serving.log().lines().filter(|line| line.contains(" audit: change ")).map(str::to_owned).collect()
+fn lines(daemon: &DaemonProcess) -> Vec<String> {
+    daemon.log().lines().filter(|line| line.contains(" audit: change ")).map(str::to_owned).collect()
 }
 
 /// Waits for the line after the first `before`, and for no more than that one.
-fn next(serving: &Serving, before: usize) -> String {
+fn next(daemon: &DaemonProcess, before: usize) -> String {
     let end = Instant::now() + SOON;
     loop {
-        let all = lines(serving);
+        let all = lines(daemon);
         if all.len() > before {
             assert_eq!(all.len(), before + 1, "more than one: {all:?}");
             return all[before].clone();
         }
-        assert!(Instant::now() < end, "no audit line came:\n{}", serving.log());
+        assert!(Instant::now() < end, "no audit line came:\n{}", daemon.log());
         std::thread::sleep(std::time::Duration::from_millis(5));
     }
 }
@@ -36,8 +37,8 @@ fn changing() -> Vec<(String, String)> {
     found
 }
 
-fn ask(serving: &Serving, token: Option<&str>, method: &str, path: &str, body: &str) -> u16 {
-    let base = serving.base.strip_suffix("/api/v1").unwrap();
+fn ask(daemon: &DaemonProcess, token: Option<&str>, method: &str, path: &str, body: &str) -> u16 {
+    let base = daemon.base.strip_suffix("/api/v1").unwrap();
     let mut request = ureq::http::Request::builder().method(method).uri(format!("{base}{path}"));
     if let Some(token) = token {
         request = request.header("authorization", format!("Bearer {token}"));
@@ -54,11 +55,11 @@ async fn each_changing_operation_writes_one_audit_line_without_secrets() {
         sha2::Sha256::digest(&reader).iter().map(|b| format!("{b:02x}")).collect()
     };
     let tokens = format!("admin: {{tokens: [{{name: dashboard, sha256: {digest}, right: read}}]}}");
-    let house = House::new(&format!("gpus: sim:1xt4\n{tokens}")).await;
-    let serving = house.serve();
+    let node = ProcessNode::new(&format!("gpus: sim:1xt4\n{tokens}")).await;
+    let daemon = node.serve();
     let end = Instant::now() + SOON;
     let list = loop {
-        let list = serving.call("GET", "/gpus", &json!(null));
+        let list = daemon.call("GET", "/gpus", &json!(null));
         if !list["items"].as_array().unwrap().is_empty() {
             break list;
         }
@@ -66,17 +67,17 @@ async fn each_changing_operation_writes_one_audit_line_without_secrets() {
         std::thread::sleep(std::time::Duration::from_millis(20));
     };
     let uuid = list["items"][0]["uuid"].as_str().unwrap();
-    assert!(lines(&serving).is_empty(), "reading is no change");
+    assert!(lines(&daemon).is_empty(), "reading is no change");
 
     let operations = changing();
     assert!(operations.len() >= 15, "{operations:?}");
     let mut count = 0;
-    let token = serving.token.clone();
+    let token = daemon.token.clone();
     for (method, path) in &operations {
         for (who, token) in [("admin", Some(token.as_str())), ("dashboard", Some(&reader)), ("nobody", None)]
         {
-            let status = ask(&serving, token, method, path, "{}");
-            let line = next(&serving, count);
+            let status = ask(&daemon, token, method, path, "{}");
+            let line = next(&daemon, count);
             count += 1;
             for part in [
                 format!("who=\"{who}\""),
@@ -95,27 +96,27 @@ async fn each_changing_operation_writes_one_audit_line_without_secrets() {
         }
     }
     let cordon = format!("/api/v1/gpus/{uuid}/cordon");
-    assert_eq!(ask(&serving, Some(&token), "PUT", &cordon, r#"{"reason": "new \"fan\""}"#), 200);
-    let line = next(&serving, count);
+    assert_eq!(ask(&daemon, Some(&token), "PUT", &cordon, r#"{"reason": "new \"fan\""}"#), 200);
+    let line = next(&daemon, count);
     for part in ["right=\"change\"", "known_by=\"token\"", "outcome=\"done\"", r#"reason="new \"fan\"""#] {
         assert!(line.contains(part), "{part}: {line}");
     }
-    assert_eq!(ask(&serving, Some(&token), "DELETE", "/api/v1/stack/override?by=ann&reason=calm", ""), 200);
-    let line = next(&serving, count + 1);
+    assert_eq!(ask(&daemon, Some(&token), "DELETE", "/api/v1/stack/override?by=ann&reason=calm", ""), 200);
+    let line = next(&daemon, count + 1);
     assert!(line.contains("by=\"ann\"") && line.contains("reason=\"calm\""), "{line}");
     assert!(line.contains("path=\"/api/v1/stack/override\""), "without its query: {line}");
     // The line has `force`, whatever the outcome.
-    assert_eq!(ask(&serving, Some(&token), "DELETE", "/api/v1/allocations/0000000a-9?force=true", ""), 404);
-    let forced = next(&serving, count + 2);
+    assert_eq!(ask(&daemon, Some(&token), "DELETE", "/api/v1/allocations/0000000a-9?force=true", ""), 404);
+    let forced = next(&daemon, count + 2);
     assert!(forced.contains("force=true") && !line.contains("force="), "{forced}");
     let count = count + 1;
     // Neither an endless method nor an escape hides the requested path.
-    ask(&serving, Some(&token), &"X".repeat(1000), "/api/v1/n%6fde", "");
-    let line = next(&serving, count + 2);
+    ask(&daemon, Some(&token), &"X".repeat(1000), "/api/v1/n%6fde", "");
+    let line = next(&daemon, count + 2);
     assert!(line.contains(&format!("method=\"{}\"", "X".repeat(16))), "{line}");
     assert!(line.contains("path=\"/api/v1/node\""), "{line}");
-    let log = serving.log();
+    let log = daemon.log();
     assert!(!log.contains(&token) && !log.contains("reader-secret"), "a secret is in the log");
-    serving.stop();
-    drop(house);
+    daemon.stop();
+    drop(node);
 }

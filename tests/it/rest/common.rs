@@ -1,49 +1,49 @@
 //! Rules that all of the API has in common, over HTTP: conditions, pages of lists, repeated uploads, compression, and
 //! a page for each problem.
 
-use crate::support::admin_bench::{Answer, Bench};
 use crate::support::admin_fakes::module;
+use crate::support::admin_node::{AdminNode, Answer};
 use berth_api::{Kind, Problem};
 use std::io::Read;
 
 const CORDON: &str = "/api/v1/gpus/GPU-0/cordon";
 const DRAIN: &str = "/api/v1/gpus/GPU-0/drain";
 
-fn if_match(bench: &Bench, method: &str, path: &str, tag: &str) -> Answer {
-    bench.ask(method, path, &[("if-match", tag)], b"")
+fn if_match(node: &AdminNode, method: &str, path: &str, tag: &str) -> Answer {
+    node.ask(method, path, &[("if-match", tag)], b"")
 }
 
 #[test]
 fn a_drain_state_is_changed_only_with_its_current_etag() {
-    let bench = Bench::new(1);
+    let node = AdminNode::new(1);
     let tag = |answer: &Answer| answer.headers["etag"].clone();
-    let active = tag(&bench.get(DRAIN));
+    let active = tag(&node.get(DRAIN));
     assert_eq!(active, "\"active\"");
-    let cordoned = if_match(&bench, "PUT", CORDON, &active);
+    let cordoned = if_match(&node, "PUT", CORDON, &active);
     assert_eq!(cordoned.status, 200);
-    assert_eq!(tag(&bench.get(DRAIN)), tag(&cordoned));
+    assert_eq!(tag(&node.get(DRAIN)), tag(&cordoned));
     // A client that saw it active is late, whatever its request.
     for (method, path) in [("PUT", CORDON), ("DELETE", CORDON), ("PUT", DRAIN), ("DELETE", DRAIN)] {
-        if_match(&bench, method, path, &active).problem(412, "changed-meanwhile");
-        if_match(&bench, method, path, "active").problem(400, "malformed-header");
+        if_match(&node, method, path, &active).problem(412, "changed-meanwhile");
+        if_match(&node, method, path, "active").problem(400, "malformed-header");
         let weak = format!("W/{}", tag(&cordoned));
-        if_match(&bench, method, path, &weak).problem(412, "changed-meanwhile");
+        if_match(&node, method, path, &weak).problem(412, "changed-meanwhile");
     }
-    assert_eq!(bench.get(DRAIN).value()["state"], "cordoned");
-    let draining = if_match(&bench, "PUT", DRAIN, &tag(&cordoned));
+    assert_eq!(node.get(DRAIN).value()["state"], "cordoned");
+    let draining = if_match(&node, "PUT", DRAIN, &tag(&cordoned));
     assert_eq!(draining.status, 200);
     assert_ne!(tag(&draining), tag(&cordoned));
-    assert_eq!(if_match(&bench, "DELETE", DRAIN, "*").status, 200);
-    assert_eq!(if_match(&bench, "DELETE", CORDON, &tag(&bench.get(DRAIN))).status, 200);
-    assert_eq!(tag(&bench.get(DRAIN)), active);
-    if_match(&bench, "PUT", "/api/v1/gpus/GPU-9/cordon", "*").problem(404, "unknown-gpu");
+    assert_eq!(if_match(&node, "DELETE", DRAIN, "*").status, 200);
+    assert_eq!(if_match(&node, "DELETE", CORDON, &tag(&node.get(DRAIN))).status, 200);
+    assert_eq!(tag(&node.get(DRAIN)), active);
+    if_match(&node, "PUT", "/api/v1/gpus/GPU-9/cordon", "*").problem(404, "unknown-gpu");
 }
 
 #[test]
 fn of_many_concurrent_changes_with_the_same_etag_one_succeeds() {
-    let bench = Bench::new(1);
-    let address = bench.address();
-    let bearer = format!("Bearer {}", bench.token);
+    let node = AdminNode::new(1);
+    let address = node.address();
+    let bearer = format!("Bearer {}", node.token);
     let done: Vec<u16> = std::thread::scope(|scope| {
         let order = |n: usize| {
             let headers = [
@@ -52,7 +52,7 @@ fn of_many_concurrent_changes_with_the_same_etag_one_succeeds() {
                 ("content-type", "application/json"),
             ];
             let body = format!("{{\"reason\": \"{n}\"}}");
-            crate::support::admin_bench::ask(address, "PUT", CORDON, &headers, body.as_bytes()).status
+            crate::support::admin_node::ask(address, "PUT", CORDON, &headers, body.as_bytes()).status
         };
         let all: Vec<_> = (0..8).map(|n| scope.spawn(move || order(n))).collect();
         all.into_iter().map(|one| one.join().unwrap()).collect()
@@ -63,9 +63,9 @@ fn of_many_concurrent_changes_with_the_same_etag_one_succeeds() {
 
 #[test]
 fn unchanged_responses_are_not_sent_again() {
-    let bench = Bench::new(2);
-    let allocation = bench.allocate(0).id.to_string();
-    let version = bench.upload(&module("a", "")).expect(201);
+    let node = AdminNode::new(2);
+    let allocation = node.allocate(0).id.to_string();
+    let version = node.upload(&module("a", "")).expect(201);
     let lists = ["node", "gpus", "allocations", "policies", "stack/history", "bypass", "shadows"];
     let mut paths: Vec<_> = lists.iter().map(|list| format!("/api/v1/{list}")).collect();
     paths.extend([
@@ -75,57 +75,57 @@ fn unchanged_responses_are_not_sent_again() {
         format!("/api/v1/policies/{}", version["digest"].as_str().unwrap()),
     ]);
     for path in &paths {
-        let first = bench.get(path);
+        let first = node.get(path);
         let tag = first.headers.get("etag").unwrap_or_else(|| panic!("{path} has no ETag"));
-        let again = bench.ask("GET", path, &[("if-none-match", tag)], b"");
+        let again = node.ask("GET", path, &[("if-none-match", tag)], b"");
         assert_eq!((again.status, again.body.len()), (304, 0), "{path}");
         assert_eq!(again.headers["etag"], *tag, "{path}");
-        assert_eq!(bench.ask("GET", path, &[("if-none-match", "\"other\"")], b"").status, 200, "{path}");
+        assert_eq!(node.ask("GET", path, &[("if-none-match", "\"other\"")], b"").status, 200, "{path}");
     }
-    let gpus = bench.get("/api/v1/gpus").headers["etag"].clone();
-    bench.json("PUT", CORDON, "{}").expect(200);
-    assert_eq!(bench.ask("GET", "/api/v1/gpus", &[("if-none-match", &gpus)], b"").status, 200);
+    let gpus = node.get("/api/v1/gpus").headers["etag"].clone();
+    node.json("PUT", CORDON, "{}").expect(200);
+    assert_eq!(node.ask("GET", "/api/v1/gpus", &[("if-none-match", &gpus)], b"").status, 200);
 }
 
 #[test]
 fn a_version_is_deleted_only_if_unchanged() {
-    let bench = Bench::new(1);
-    let version = bench.upload(&module("a", "")).expect(201);
+    let node = AdminNode::new(1);
+    let version = node.upload(&module("a", "")).expect(201);
     let path = format!("/api/v1/policies/{}", version["digest"].as_str().unwrap());
-    let tag = bench.get(&path).headers["etag"].clone();
+    let tag = node.get(&path).headers["etag"].clone();
     assert!(tag.starts_with('"'), "{tag}");
-    if_match(&bench, "DELETE", &path, "\"0123456789abcdef\"").problem(412, "changed-meanwhile");
-    assert_eq!(if_match(&bench, "DELETE", &path, &tag).status, 204);
-    if_match(&bench, "DELETE", &path, &tag).problem(404, "unknown-policy");
+    if_match(&node, "DELETE", &path, "\"0123456789abcdef\"").problem(412, "changed-meanwhile");
+    assert_eq!(if_match(&node, "DELETE", &path, &tag).status, 204);
+    if_match(&node, "DELETE", &path, &tag).problem(404, "unknown-policy");
 }
 
 #[test]
 fn an_upload_that_is_sent_again_changes_nothing() {
-    let bench = Bench::new(1);
-    let first = bench.upload(&module("a", ""));
+    let node = AdminNode::new(1);
+    let first = node.upload(&module("a", ""));
     let path = first.headers["location"].clone();
     assert_eq!(first.status, 201);
-    let again = bench.upload(&module("a", ""));
+    let again = node.upload(&module("a", ""));
     assert_eq!((again.status, &again.body), (200, &first.body));
     assert!(!again.headers.contains_key("location"));
     // The header of earlier builds is one that no route reads.
     let headers = [("content-type", "application/wasm"), ("idempotency-key", "two words")];
-    assert_eq!(bench.ask("POST", "/api/v1/policies", &headers, &module("a", "")).status, 200);
-    let known = bench.get("/api/v1/policies").expect(200)["items"].as_array().unwrap().len();
+    assert_eq!(node.ask("POST", "/api/v1/policies", &headers, &module("a", "")).status, 200);
+    let known = node.get("/api/v1/policies").expect(200)["items"].as_array().unwrap().len();
     assert_eq!(known, 1);
-    assert_eq!(bench.delete(&path).status, 204);
-    assert_eq!(bench.upload(&module("a", "")).status, 201);
-    bench.get(&path).expect(200);
+    assert_eq!(node.delete(&path).status, 204);
+    assert_eq!(node.upload(&module("a", "")).status, 201);
+    node.get(&path).expect(200);
 }
 
 #[test]
 fn lists_have_pages_and_filters() {
-    let bench = Bench::new(2);
+    let node = AdminNode::new(2);
     for n in 0..5 {
-        bench.upload(&module(&format!("p{n}"), "")).expect(201);
+        node.upload(&module(&format!("p{n}"), "")).expect(201);
     }
-    bench.ship(b"shipped", "shipped", 1);
-    let whole = bench.get("/api/v1/policies").expect(200);
+    node.record_shipped(b"shipped", "shipped", 1);
+    let whole = node.get("/api/v1/policies").expect(200);
     let digests = |list: &serde_json::Value| -> Vec<String> {
         let items = list["items"].as_array().unwrap().iter();
         items.map(|item| item["digest"].as_str().unwrap().to_owned()).collect()
@@ -133,18 +133,18 @@ fn lists_have_pages_and_filters() {
     assert_eq!((digests(&whole).len(), &whole["next"]), (6, &serde_json::Value::Null));
     let (mut found, mut cursor) = (Vec::new(), String::new());
     loop {
-        let page = bench.get(&format!("/api/v1/policies?limit=2{cursor}")).expect(200);
+        let page = node.get(&format!("/api/v1/policies?limit=2{cursor}")).expect(200);
         assert!(digests(&page).len() <= 2);
         found.extend(digests(&page));
         let Some(next) = page["next"].as_str() else { break };
         cursor = format!("&cursor={next}");
     }
     assert_eq!(found, digests(&whole));
-    let count = |query: &str| digests(&bench.get(&format!("/api/v1/policies?{query}")).expect(200)).len();
+    let count = |query: &str| digests(&node.get(&format!("/api/v1/policies?{query}")).expect(200)).len();
     assert_eq!((count("shipped=true"), count("shipped=false"), count("active=true")), (1, 5, 0));
     assert_eq!((count("name=shipped"), count("name=unknown")), (1, 0));
-    bench.json("PUT", CORDON, "{}").expect(200);
-    let gpus = |query: &str| bench.get(&format!("/api/v1/gpus?{query}")).expect(200)["items"].clone();
+    node.json("PUT", CORDON, "{}").expect(200);
+    let gpus = |query: &str| node.get(&format!("/api/v1/gpus?{query}")).expect(200)["items"].clone();
     assert_eq!(gpus("drain=cordoned")[0]["uuid"], "GPU-0");
     assert_eq!(
         (gpus("drain=active").as_array().unwrap().len(), gpus("health=unhealthy")),
@@ -162,17 +162,17 @@ fn lists_have_pages_and_filters() {
         "bypass?limit=1025",
         "gpus?more=1",
     ] {
-        bench.get(&format!("/api/v1/{odd}")).problem(400, "malformed-query");
+        node.get(&format!("/api/v1/{odd}")).problem(400, "malformed-query");
     }
     // The keywords of earlier releases mean the same.
-    bench.get("/api/v1/allocations?after=1.00000001-1").expect(200);
+    node.get("/api/v1/allocations?after=1.00000001-1").expect(200);
 }
 
 #[test]
 fn responses_are_compressed_if_allowed() {
-    let bench = Bench::new(2);
-    let ask = |codings: &str, path: &str| bench.ask("GET", path, &[("accept-encoding", codings)], b"");
-    let plain = bench.get("/api/v1/gpus").body;
+    let node = AdminNode::new(2);
+    let ask = |codings: &str, path: &str| node.ask("GET", path, &[("accept-encoding", codings)], b"");
+    let plain = node.get("/api/v1/gpus").body;
     let packed = ask("gzip", "/api/v1/gpus");
     assert_eq!(packed.headers["content-encoding"], "gzip");
     assert!(packed.headers["vary"].eq_ignore_ascii_case("accept-encoding"));
@@ -184,14 +184,14 @@ fn responses_are_compressed_if_allowed() {
     let says = ask("identity;q=0, br", "/api/v1/gpus").problem(406, "not-acceptable");
     assert!(says.contains("neither gzip") && says.contains("send `Accept-Encoding: gzip`"), "{says}");
     // The document is several hundred kilobytes, and the same words in each of its operations.
-    let (document, plain) = (ask("gzip", "/openapi.json"), bench.get("/openapi.json").body);
+    let (document, plain) = (ask("gzip", "/openapi.json"), node.get("/openapi.json").body);
     assert!(document.body.len() < plain.len() / 4, "{} of {} bytes", document.body.len(), plain.len());
 }
 
 #[test]
 fn every_problem_has_a_page_that_needs_no_token() {
-    let bench = Bench::new(1);
-    let page = |path: &str| bench.ask_bare("GET", path, &[], b"");
+    let node = AdminNode::new(1);
+    let page = |path: &str| node.ask_bare("GET", path, &[], b"");
     let index = page("/problems");
     assert_eq!((index.status, index.headers["content-type"].as_str()), (200, "text/html; charset=utf-8"));
     let index = String::from_utf8(index.body).unwrap();

@@ -1,14 +1,14 @@
 //! Conditional requests over HTTP: no change is lost (If-Match), and nothing is sent twice (If-None-Match).
 
 use crate::rest::versions::{key, signature};
-use crate::support::admin_bench::{Answer, Bench};
 use crate::support::admin_fakes::module;
+use crate::support::admin_node::{AdminNode, Answer};
 use crate::support::wait::until;
 use serde_json::Value;
 use std::time::Duration;
 
-fn if_match(bench: &Bench, method: &str, path: &str, tag: &str) -> Answer {
-    bench.ask(method, path, &[("if-match", tag)], b"")
+fn if_match(node: &AdminNode, method: &str, path: &str, tag: &str) -> Answer {
+    node.ask(method, path, &[("if-match", tag)], b"")
 }
 
 #[test]
@@ -16,20 +16,20 @@ fn a_version_that_is_signed_while_its_deletion_waits_stays() {
     // A deletion waits for 2 s, and is then answered with 503. If that happens on a busy machine, the test repeats.
     until("the deletion is not given up", || {
         let (own, own_key) = key("release", 1);
-        let bench = Bench::trusting(1, vec![own_key]);
+        let node = AdminNode::trusting(1, vec![own_key]);
         let module = module("a", "");
-        let version = bench.know(&module, "a");
+        let version = node.record_upload(&module, "a");
         let path = format!("/api/v1/policies/{}", version.digest);
-        let tag = bench.get(&path).headers["etag"].clone();
+        let tag = node.get(&path).headers["etag"].clone();
         let signed = signature(&own, &module);
-        let shared = (bench.address(), bench.token.clone());
+        let shared = (node.address(), node.token.clone());
         let ask = |method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]| {
             let bearer = format!("Bearer {}", shared.1);
             let headers = [&[("authorization", bearer.as_str())], headers].concat();
-            crate::support::admin_bench::ask(shared.0, method, path, &headers, body)
+            crate::support::admin_node::ask(shared.0, method, path, &headers, body)
         };
-        bench.policies.set_hold(true);
-        let policies = &bench.policies;
+        node.policies.set_hold(true);
+        let policies = &node.policies;
         let deleted = std::thread::scope(|scope| {
             let signing = scope.spawn(|| {
                 let headers = [("content-type", "application/wasm"), ("berth-signature", &*signed)];
@@ -47,15 +47,15 @@ fn a_version_that_is_signed_while_its_deletion_waits_stays() {
             return false;
         }
         deleted.problem(412, "changed-meanwhile");
-        assert_eq!(bench.get(&path).expect(200)["signedBy"], "release");
+        assert_eq!(node.get(&path).expect(200)["signedBy"], "release");
         true
     });
 }
 
 #[test]
 fn a_condition_without_effect_is_refused() {
-    let bench = Bench::new(1);
-    let document = bench.get("/openapi.json").value();
+    let node = AdminNode::new(1);
+    let document = node.get("/openapi.json").value();
     let (mut heeded, mut refused) = (0, 0);
     for (path, item) in document["paths"].as_object().unwrap() {
         for (method, operation) in item.as_object().unwrap().iter().filter(|(method, _)| *method != "get") {
@@ -63,7 +63,7 @@ fn a_condition_without_effect_is_refused() {
             let at = at.replace("{digest}", &"0".repeat(64)).replace("{id}", "1");
             let method = method.to_uppercase();
             let parameters = operation["parameters"].as_array();
-            let answer = if_match(&bench, &method, &at, "\"none\"");
+            let answer = if_match(&node, &method, &at, "\"none\"");
             if parameters.is_some_and(|all| all.iter().any(|p| p["name"] == "If-Match")) {
                 heeded += 1;
                 assert_ne!(answer.status, 400, "{method} {path}");
@@ -72,22 +72,22 @@ fn a_condition_without_effect_is_refused() {
                 let says = answer.problem(400, "malformed-header");
                 assert!(says.contains("no ETag"), "{method} {path}: {says}");
                 // Whether it is there at all the route says by itself.
-                let any = if_match(&bench, &method, &at, "*");
+                let any = if_match(&node, &method, &at, "*");
                 assert!(!String::from_utf8(any.body).unwrap().contains("no ETag"), "{method} {path}");
             }
         }
     }
     assert!(heeded >= 9 && refused >= 7, "{heeded} {refused}");
-    assert_eq!(if_match(&bench, "GET", "/api/v1/gpus", "\"none\"").status, 200);
+    assert_eq!(if_match(&node, "GET", "/api/v1/gpus", "\"none\"").status, 200);
 }
 
 #[test]
 fn the_stack_accepts_conditions_like_other_resources() {
-    let bench = Bench::new(1);
+    let node = AdminNode::new(1);
     let put = |tags: &[&str]| {
         let mut headers = vec![("content-type", "application/json")];
         headers.extend(tags.iter().map(|tag| ("if-match", *tag)));
-        bench.ask("PUT", "/api/v1/stack", &headers, br#"{"entries": []}"#)
+        node.ask("PUT", "/api/v1/stack", &headers, br#"{"entries": []}"#)
     };
     put(&["0"]).problem(400, "malformed-header");
     put(&["\"0"]).problem(400, "malformed-header");
@@ -97,26 +97,26 @@ fn the_stack_accepts_conditions_like_other_resources() {
     put(&["\"7\"", "\"0\""]).expect(200);
     put(&["\"7\", \"1\""]).expect(200);
     put(&["*"]).expect(200);
-    assert_eq!(bench.get("/api/v1/stack").headers["etag"], "\"3\"");
+    assert_eq!(node.get("/api/v1/stack").headers["etag"], "\"3\"");
 }
 
 #[test]
 fn a_response_with_a_strong_etag_is_not_compressed() {
-    let bench = Bench::new(1);
-    let version = bench.upload(&module("a", "")).expect(201);
+    let node = AdminNode::new(1);
+    let version = node.upload(&module("a", "")).expect(201);
     let policy = format!("/api/v1/policies/{}", version["digest"].as_str().unwrap());
     for path in [&*policy, "/api/v1/stack", "/api/v1/gpus/GPU-0/drain"] {
-        let answer = bench.ask("GET", path, &[("accept-encoding", "gzip")], b"");
+        let answer = node.ask("GET", path, &[("accept-encoding", "gzip")], b"");
         assert!(answer.headers["etag"].starts_with('"'), "{path}");
         assert!(!answer.headers.contains_key("content-encoding"), "{path}");
-        assert_eq!(answer.body, bench.get(path).body);
+        assert_eq!(answer.body, node.get(path).body);
     }
 }
 
 #[test]
 fn the_document_is_not_sent_again_to_a_client_that_has_it() {
-    let bench = Bench::new(1);
-    let ask = |headers: &[(&str, &str)]| bench.ask_bare("GET", "/openapi.json", headers, b"");
+    let node = AdminNode::new(1);
+    let ask = |headers: &[(&str, &str)]| node.ask_bare("GET", "/openapi.json", headers, b"");
     // The client requests gzip by default.
     let plain = ask(&[("accept-encoding", "identity")]);
     let tag = plain.headers["etag"].clone();
@@ -137,7 +137,7 @@ fn the_document_is_not_sent_again_to_a_client_that_has_it() {
     for other in ["gzip;q=0", "deflate", "deflate, br;q=0.9", "deflate, gzip;q=0"] {
         let answer = ask(&[("accept-encoding", other)]);
         assert!(answer.body == plain.body && !answer.headers.contains_key("content-encoding"), "{other}");
-        let api = bench.ask("GET", "/api/v1/gpus", &[("accept-encoding", other)], b"");
+        let api = node.ask("GET", "/api/v1/gpus", &[("accept-encoding", other)], b"");
         assert!(api.status == 200 && !api.headers.contains_key("content-encoding"), "{other}");
     }
     ask(&[("accept-encoding", "deflate, identity;q=0")]).problem(406, "not-acceptable");

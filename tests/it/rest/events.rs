@@ -1,8 +1,8 @@
 //! `/events` over HTTP: a client that reconnects misses nothing; limits on streams and slow readers.
 
 use crate::rest::access::until_burst_refused;
-use crate::support::admin_bench::Bench;
 use crate::support::admin_fakes::module;
+use crate::support::admin_node::AdminNode;
 use crate::support::wait::SOON;
 use berth_http::Settings;
 use berth_http::{AdminAccess, NamedToken, Right, TokenSource};
@@ -36,12 +36,12 @@ struct Stream {
 }
 
 impl Stream {
-    fn open(bench: &Bench, query: &str, headers: &str) -> Self {
-        Self::open_as(bench, &bench.token, query, headers)
+    fn open(node: &AdminNode, query: &str, headers: &str) -> Self {
+        Self::open_as(node, &node.token, query, headers)
     }
 
-    fn open_as(bench: &Bench, token: &str, query: &str, headers: &str) -> Self {
-        let mut stream = TcpStream::connect(bench.address()).unwrap();
+    fn open_as(node: &AdminNode, token: &str, query: &str, headers: &str) -> Self {
+        let mut stream = TcpStream::connect(node.address()).unwrap();
         stream.set_read_timeout(Some(SOON)).unwrap();
         write!(
             stream,
@@ -96,15 +96,15 @@ impl Stream {
     }
 }
 
-fn kinds(bench: &Bench, query: &str) -> Vec<Frame> {
-    let mut stream = Stream::open(bench, query, "");
+fn kinds(node: &AdminNode, query: &str) -> Vec<Frame> {
+    let mut stream = Stream::open(node, query, "");
     std::iter::from_fn(move || stream.next()).collect()
 }
 
 #[test]
 fn a_stream_begins_with_the_state_and_continues_with_changes() {
-    let bench = Bench::new(2);
-    let mut stream = Stream::open(&bench, "", "");
+    let node = AdminNode::new(2);
+    let mut stream = Stream::open(&node, "", "");
     assert!(stream.head.starts_with("HTTP/1.1 200"), "{}", stream.head);
     assert!(stream.head.contains("content-type: text/event-stream"), "{}", stream.head);
     // Frames must not wait for others; and "identity" is no coding to be named (RFC 9110, 12.5.3).
@@ -112,53 +112,53 @@ fn a_stream_begins_with_the_state_and_continues_with_changes() {
     let here = stream.next().unwrap();
     assert_eq!((here.event.as_str(), here.words()), ("here", "2 GPUs, 0 allocations, stack 0"));
 
-    bench.json("PUT", "/api/v1/gpus/GPU-1/cordon", r#"{"reason": "fan"}"#).expect(200);
+    node.json("PUT", "/api/v1/gpus/GPU-1/cordon", r#"{"reason": "fan"}"#).expect(200);
     let cordoned = stream.until("gpuCordoned");
     assert_eq!(cordoned.data["gpu"], "GPU-1");
     assert_eq!(cordoned.words(), "GPU 1 is cordoned by admin (fan)");
     assert!(cordoned.data["generation"].as_u64() > here.data["generation"].as_u64());
     assert!(cordoned.data["at"].as_str().unwrap().ends_with('Z'));
 
-    let allocation = bench.allocate(0).id.to_string();
+    let allocation = node.allocate(0).id.to_string();
     let granted = stream.until("allocationGranted");
     assert_eq!(
         (&granted.data["allocation"], &granted.data["gpu"]),
         (&allocation.clone().into(), &"GPU-0".into())
     );
-    bench.delete(&format!("/api/v1/allocations/{allocation}?force=true")).expect(200);
+    node.delete(&format!("/api/v1/allocations/{allocation}?force=true")).expect(200);
     assert_eq!(stream.until("allocationEnded").data["allocation"], allocation);
-    bench.json("PUT", "/api/v1/stack", r#"{"entries": [], "reason": "bare"}"#).expect(200);
+    node.json("PUT", "/api/v1/stack", r#"{"entries": [], "reason": "bare"}"#).expect(200);
     assert_eq!(
         stream.until("stackActivated").words(),
         "stack 1 was activated by admin (bare): the baseline alone"
     );
-    bench.upload(&module("a", "")).expect(201);
+    node.upload(&module("a", "")).expect(201);
     assert!(stream.until("policyUploaded").data["policy"].as_str().unwrap().contains('@'));
 }
 
 #[test]
 fn a_reconnected_client_gets_the_missed_events() {
-    let bench = Bench::new(2);
-    let mut stream = Stream::open(&bench, "?gpu=GPU-0", "");
+    let node = AdminNode::new(2);
+    let mut stream = Stream::open(&node, "?gpu=GPU-0", "");
     assert_eq!(stream.next().unwrap().event, "here");
-    bench.json("PUT", "/api/v1/gpus/GPU-0/cordon", "{}").expect(200);
+    node.json("PUT", "/api/v1/gpus/GPU-0/cordon", "{}").expect(200);
     let last = stream.until("gpuCordoned");
     drop(stream);
-    bench.delete("/api/v1/gpus/GPU-0/cordon").expect(200);
+    node.delete("/api/v1/gpus/GPU-0/cordon").expect(200);
     // Each change is an event of its own only if the ring is read between them.
-    let seen = |kind: &str| kinds(&bench, "?since=0&follow=false").iter().any(|f| f.event == kind);
+    let seen = |kind: &str| kinds(&node, "?since=0&follow=false").iter().any(|f| f.event == kind);
     let deadline = Instant::now() + SOON;
     while !seen("gpuUncordoned") {
         assert!(Instant::now() < deadline, "there is no event of the change");
     }
-    bench.json("PUT", "/api/v1/gpus/GPU-1/cordon", "{}").expect(200);
+    node.json("PUT", "/api/v1/gpus/GPU-1/cordon", "{}").expect(200);
 
-    let mut again = Stream::open(&bench, "?gpu=GPU-0", &format!("last-event-id: {}\r\n", last.id));
+    let mut again = Stream::open(&node, "?gpu=GPU-0", &format!("last-event-id: {}\r\n", last.id));
     let here = again.next().unwrap();
     assert_eq!((here.event.as_str(), &here.id), ("here", &last.id));
     assert_eq!(again.next().unwrap().event, "gpuUncordoned");
     // The same without the header, and of another GPU.
-    let mut other = Stream::open(&bench, &format!("?kind=gpuCordoned,gpuFound&since={}", last.id), "");
+    let mut other = Stream::open(&node, &format!("?kind=gpuCordoned,gpuFound&since={}", last.id), "");
     assert_eq!(other.next().unwrap().event, "here");
     let received = other.next().unwrap();
     assert_eq!((received.event.as_str(), &received.data["gpu"]), ("gpuCordoned", &"GPU-1".into()));
@@ -166,49 +166,49 @@ fn a_reconnected_client_gets_the_missed_events() {
 
 #[test]
 fn an_id_of_another_run_or_of_a_dropped_event_requires_a_new_read() {
-    let bench = Bench::new(1);
-    let all = kinds(&bench, "?since=0&follow=false");
+    let node = AdminNode::new(1);
+    let all = kinds(&node, "?since=0&follow=false");
     assert_eq!(all[0].event, "here");
     let (start, seq) = all[0].id.split_once('-').unwrap();
     let newest: u64 = seq.parse().unwrap();
     for id in [format!("1-{seq}"), format!("{start}-{}", newest + 1_000_000)] {
-        let received = kinds(&bench, &format!("?follow=false&since={id}"));
+        let received = kinds(&node, &format!("?follow=false&since={id}"));
         let received: Vec<_> = received.iter().map(|f| f.event.as_str()).collect();
         assert_eq!(received, ["here", "missed"], "{id}");
     }
-    // More than a ring of changes, each of its own look, would take a minute: `recent` has that test.
+    // More than a ring of changes, each by a scan of its own, would take a minute: `recent` has that test.
     for odd in ["x", "1", "-", "1-x", "1-01"] {
         let path = format!("/api/v1/events?since={odd}");
-        bench.get(&path).problem(400, "malformed-query");
+        node.get(&path).problem(400, "malformed-query");
         let headers = [("last-event-id", odd)];
-        bench.ask("GET", "/api/v1/events", &headers, b"").problem(400, "malformed-header");
+        node.ask("GET", "/api/v1/events", &headers, b"").problem(400, "malformed-header");
     }
     for odd in ["kind=none", "kind=", "gpu=%20", "more=1", "follow=maybe"] {
-        bench.get(&format!("/api/v1/events?{odd}")).problem(400, "malformed-query");
+        node.get(&format!("/api/v1/events?{odd}")).problem(400, "malformed-query");
     }
-    bench.ask_bare("GET", "/api/v1/events", &[], b"").problem(401, "unauthorized");
+    node.ask_bare("GET", "/api/v1/events", &[], b"").problem(401, "unauthorized");
 }
 
 /// One that opens reading as well, and the file that it is in.
-fn other_token(bench: &mut Bench) -> (String, PathBuf) {
+fn other_token(node: &mut AdminNode) -> (String, PathBuf) {
     let other = "o".repeat(40);
-    let file = bench.dir.path().join("other");
+    let file = node.dir.path().join("other");
     std::fs::write(&file, &other).unwrap();
     std::fs::set_permissions(&file, PermissionsExt::from_mode(0o600)).unwrap();
     let source = TokenSource::File(file.clone());
     let token = NamedToken { name: "other".into(), right: Right::Read, source };
     let access = AdminAccess { tokens: vec![token], ..AdminAccess::default() };
-    bench.start_again(Settings { access, ..bench.settings() });
+    node.start_again(Settings { access, ..node.settings() });
     (other, file)
 }
 
 #[test]
 fn a_stream_ends_after_its_token_was_removed_despite_many_refused_requests() {
-    let mut bench = Bench::new(1);
-    let (other, file) = other_token(&mut bench);
-    let mut stream = Stream::open_as(&bench, &other, "", "");
+    let mut node = AdminNode::new(1);
+    let (other, file) = other_token(&mut node);
+    let mut stream = Stream::open_as(&node, &other, "", "");
     assert_eq!(stream.next().unwrap().event, "here");
-    let (address, ended) = (bench.address(), Arc::new(AtomicBool::new(false)));
+    let (address, ended) = (node.address(), Arc::new(AtomicBool::new(false)));
     let until = Arc::clone(&ended);
     // From the stream's own address, more than are answered 401.
     let knocking = std::thread::spawn(move || {
@@ -231,28 +231,28 @@ fn too_many_streams_get_a_retry_after() {
     let deadline = Instant::now() + SOON;
     // The test repeats if a busy machine released the slot late.
     loop {
-        let mut bench = Bench::new(1);
-        let (other, _file) = other_token(&mut bench);
-        let mut open: Vec<_> = (0..32).map(|_| Stream::open(&bench, "", "")).collect();
+        let mut node = AdminNode::new(1);
+        let (other, _file) = other_token(&mut node);
+        let mut open: Vec<_> = (0..32).map(|_| Stream::open(&node, "", "")).collect();
         for stream in &mut open {
             assert_eq!(stream.next().unwrap().event, "here");
         }
-        let refused = bench.get("/api/v1/events");
+        let refused = node.get("/api/v1/events");
         assert!(refused.problem(503, "too-many-streams").contains("32"));
         assert!(refused.headers.contains_key("retry-after"));
         // The other routes still work, and so do open streams.
-        bench.json("PUT", "/api/v1/gpus/GPU-0/cordon", "{}").expect(200);
+        node.json("PUT", "/api/v1/gpus/GPU-0/cordon", "{}").expect(200);
         for stream in &mut open {
             stream.until("gpuCordoned");
         }
         // Who does not stay needs no place, and another caller gets that of the oldest stream.
-        assert_eq!(Stream::open(&bench, "?follow=false", "").next().unwrap().event, "here");
-        let mut fair = Stream::open_as(&bench, &other, "", "");
+        assert_eq!(Stream::open(&node, "?follow=false", "").next().unwrap().event, "here");
+        let mut fair = Stream::open_as(&node, &other, "", "");
         assert_eq!(fair.next().unwrap().event, "here");
         assert!(open[0].until("end").words().contains("fewer streams"));
         drop(open);
         let dropped = Instant::now();
-        while Stream::open(&bench, "", "").head.contains(" 503") {
+        while Stream::open(&node, "", "").head.contains(" 503") {
             assert!(Instant::now() < deadline, "a released stream slot stays in use");
         }
         // Nothing else happens on the node, and a stream sends a comment only every 15 seconds.
@@ -265,25 +265,25 @@ fn too_many_streams_get_a_retry_after() {
 
 #[test]
 fn head_returns_only_the_headers_and_uses_no_stream() {
-    let bench = Bench::new(1);
+    let node = AdminNode::new(1);
     for _ in 0..40 {
-        let head = bench.ask("HEAD", "/api/v1/events", &[], b"");
+        let head = node.ask("HEAD", "/api/v1/events", &[], b"");
         assert_eq!((head.status, head.headers["content-type"].as_str()), (200, "text/event-stream"));
         assert!(head.body.is_empty() && !head.headers.contains_key("content-length"));
     }
-    assert_eq!(Stream::open(&bench, "", "").next().unwrap().event, "here");
-    assert_eq!(bench.ask("HEAD", "/api/v1/events?kind=none", &[], b"").status, 400);
+    assert_eq!(Stream::open(&node, "", "").next().unwrap().event, "here");
+    assert_eq!(node.ask("HEAD", "/api/v1/events?kind=none", &[], b"").status, 400);
 }
 
 #[test]
 fn a_stopping_daemon_reports_that_to_its_clients() {
     let deadline = Instant::now() + SOON;
     loop {
-        let mut bench = Bench::new(1);
-        let mut stream = Stream::open(&bench, "", "");
+        let mut node = AdminNode::new(1);
+        let mut stream = Stream::open(&node, "", "");
         assert_eq!(stream.next().unwrap().event, "here");
         let begun = Instant::now();
-        bench.api.take().unwrap().stop();
+        node.api.take().unwrap().stop();
         let took = begun.elapsed();
         let end = std::iter::from_fn(|| stream.next()).find(|frame| frame.event == "end");
         // If the stream's thread stands still, the stop closes the stream without an `end`, and the test repeats.
@@ -292,7 +292,7 @@ fn a_stopping_daemon_reports_that_to_its_clients() {
             continue;
         };
         assert!(end.words().contains("stops"), "{end:?}");
-        assert_eq!(end.data["generation"], bench.kernel.snapshot().generation);
+        assert_eq!(end.data["generation"], node.kernel.snapshot().generation);
         assert!(stream.next().is_none());
         let mut rest = Vec::new();
         // Reset or closed: nothing more comes.

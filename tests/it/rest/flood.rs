@@ -1,7 +1,7 @@
 //! Floods of connections: more than there are slots, none of which sends a request in time or reads its response.
 //! `just flood-admin` does the same, heavier, with the release build.
 
-use crate::support::admin_bench::{Bench, ask};
+use crate::support::admin_node::{AdminNode, ask};
 use crate::support::wait::{SOON, until, until_some};
 use berth_http::Settings;
 use berth_http::{AdminAccess, RateLimits};
@@ -62,24 +62,24 @@ fn open(stream: &TcpStream) -> bool {
     left
 }
 
-fn node(bench: &Bench) -> String {
-    format!("GET /api/v1/node HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {}\r\n\r\n", bench.token)
+fn node_request(node: &AdminNode) -> String {
+    format!("GET /api/v1/node HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {}\r\n\r\n", node.token)
 }
 
 #[test]
 fn many_silent_or_half_sent_requests_block_no_other_client() {
     allow_descriptors();
-    let bench = Bench::new(1);
+    let node = AdminNode::new(1);
     let heads: [&[u8]; 3] = [b"", b"GET /livez HTTP/1.1\r\nX-A: ", &[b'A'; 20_000]];
     for head in heads {
         until("a new client and the page are served beside the crowd", || {
-            let mut known = TcpStream::connect(bench.address()).unwrap();
+            let mut known = TcpStream::connect(node.address()).unwrap();
             known.set_read_timeout(Some(SOON)).unwrap();
-            assert_eq!(status(&mut known, &node(&bench)).unwrap(), "HTTP/1.1 200 OK");
-            let crowd = crowd(bench.address(), CROWD, head);
+            assert_eq!(status(&mut known, &node_request(&node)).unwrap(), "HTTP/1.1 200 OK");
+            let crowd = crowd(node.address(), CROWD, head);
             let is_served = is_quick(|| {
-                bench.get("/api/v1/node").expect(200);
-                assert_eq!(bench.ask_bare("GET", "/", &[], b"").status, 200);
+                node.get("/api/v1/node").expect(200);
+                assert_eq!(node.ask_bare("GET", "/", &[], b"").status, 200);
             });
             if !is_served {
                 return false;
@@ -89,7 +89,7 @@ fn many_silent_or_half_sent_requests_block_no_other_client() {
                 crowd.iter().filter(|stream| open(stream)).count() <= 256
             });
             // Its slot is not a stranger's.
-            assert_eq!(status(&mut known, &node(&bench)).unwrap(), "HTTP/1.1 200 OK");
+            assert_eq!(status(&mut known, &node_request(&node)).unwrap(), "HTTP/1.1 200 OK");
             true
         });
     }
@@ -98,9 +98,9 @@ fn many_silent_or_half_sent_requests_block_no_other_client() {
 #[test]
 fn idle_connections_are_closed_for_new_ones() {
     allow_descriptors();
-    let bench = Bench::new(1);
+    let node = AdminNode::new(1);
     let served = |request: &str| {
-        let mut stream = TcpStream::connect(bench.address()).unwrap();
+        let mut stream = TcpStream::connect(node.address()).unwrap();
         stream.set_read_timeout(Some(SOON)).unwrap();
         assert_eq!(status(&mut stream, request).unwrap(), "HTTP/1.1 200 OK");
         stream
@@ -109,7 +109,7 @@ fn idle_connections_are_closed_for_new_ones() {
     let _crowd = until_some("all are served before an idle one would end", || {
         let began = Instant::now();
         let crowd: Vec<_> = (0..CROWD).map(|_| served(request)).collect();
-        bench.get("/api/v1/node").expect(200);
+        node.get("/api/v1/node").expect(200);
         // The connection is closed shortly after its slot was given to another one.
         until("the oldest is closed", || !open(&crowd[0]) || began.elapsed() >= IDLE_WAIT);
         if began.elapsed() >= IDLE_WAIT {
@@ -122,8 +122,8 @@ fn idle_connections_are_closed_for_new_ones() {
     // The same of authenticated clients.
     until("all that are known are served before an idle one would end", || {
         let began = Instant::now();
-        let known: Vec<_> = (0..CROWD).map(|_| served(&node(&bench))).collect();
-        bench.get("/api/v1/node").expect(200);
+        let known: Vec<_> = (0..CROWD).map(|_| served(&node_request(&node))).collect();
+        node.get("/api/v1/node").expect(200);
         if began.elapsed() >= IDLE_WAIT {
             return false;
         }
@@ -135,8 +135,8 @@ fn idle_connections_are_closed_for_new_ones() {
 #[test]
 fn the_kubelets_probe_is_answered_while_others_use_all_connections_of_its_listener() {
     allow_descriptors();
-    let bench = Bench::new(1);
-    let health = bench.api.as_ref().unwrap().health_address.unwrap();
+    let node = AdminNode::new(1);
+    let health = node.api.as_ref().unwrap().health_address.unwrap();
     for head in [&b""[..], b"GET /livez HTTP/1.1\r\n"] {
         until("the probe is answered in time", || {
             let _crowd = crowd(health, SMALL_CROWD, head);
@@ -151,10 +151,10 @@ fn the_kubelets_probe_is_answered_while_others_use_all_connections_of_its_listen
 #[test]
 fn root_is_served_over_the_socket_under_any_load() {
     allow_descriptors();
-    let mut bench = Bench::new(1);
-    let socket = bench.dir.path().join("admin.sock");
+    let mut node = AdminNode::new(1);
+    let socket = node.dir.path().join("admin.sock");
     let access = AdminAccess { socket: Some(socket.clone()), ..AdminAccess::default() };
-    bench.start_again(Settings { access, ..bench.settings() });
+    node.start_again(Settings { access, ..node.settings() });
     let connect = |path: &Path| {
         let stream = UnixStream::connect(path).unwrap();
         stream.set_read_timeout(Some(SOON)).unwrap();
@@ -162,7 +162,7 @@ fn root_is_served_over_the_socket_under_any_load() {
     };
     let request = "GET /api/v1/node HTTP/1.1\r\nHost: localhost\r\n\r\n";
     until("root is served beside the crowds", || {
-        let _elsewhere = crowd(bench.address(), CROWD, b"");
+        let _elsewhere = crowd(node.address(), CROWD, b"");
         let _crowd: Vec<_> = (0..SMALL_CROWD).map(|_| connect(&socket)).collect();
         is_quick(|| assert_eq!(status(&mut connect(&socket), request).unwrap(), "HTTP/1.1 200 OK"))
     });
@@ -171,7 +171,7 @@ fn root_is_served_over_the_socket_under_any_load() {
 #[test]
 fn bodies_that_are_never_sent_block_no_other_request() {
     allow_descriptors();
-    let bench = Bench::new(1);
+    let node = AdminNode::new(1);
     let head = |token: &str, length: usize| {
         format!(
             "PUT /api/v1/gpus/GPU-0/cordon HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n\
@@ -179,32 +179,32 @@ fn bodies_that_are_never_sent_block_no_other_request() {
         )
     };
     // Known clients at work go last, but a new one is not made to wait for them.
-    for token in ["wrong", &bench.token] {
+    for token in ["wrong", &node.token] {
         until("a new client is served beside the crowd", || {
-            let _crowd = crowd(bench.address(), CROWD, head(token, 200_000).as_bytes());
+            let _crowd = crowd(node.address(), CROWD, head(token, 200_000).as_bytes());
             is_quick(|| {
-                bench.get("/api/v1/node").expect(200);
+                node.get("/api/v1/node").expect(200);
             })
         });
     }
-    bench.json("PUT", "/api/v1/gpus/GPU-0/cordon", "{}");
-    bench.get("/api/v1/node").expect(200);
+    node.json("PUT", "/api/v1/gpus/GPU-0/cordon", "{}");
+    node.get("/api/v1/node").expect(200);
 }
 
 #[test]
 fn requests_of_a_client_that_reads_no_responses_are_not_read() {
-    let mut bench = Bench::new(1);
+    let mut node = AdminNode::new(1);
     // No rate stands before the memory.
     let limits = RateLimits { reads_per_second: 1_000_000, changes_per_second: 100 };
     let access = AdminAccess { limits, ..AdminAccess::default() };
-    bench.start_again(Settings { access, ..bench.settings() });
+    node.start_again(Settings { access, ..node.settings() });
     for request in [
         // A response without a body, which the library buffers without limit.
         "GET / HTTP/1.1\r\nHost: localhost\r\nIf-None-Match: *\r\n\r\n",
         "HEAD /livez HTTP/1.1\r\nHost: localhost\r\n\r\n",
         "GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n",
     ] {
-        let mut stream = TcpStream::connect(bench.address()).unwrap();
+        let mut stream = TcpStream::connect(node.address()).unwrap();
         stream.set_write_timeout(Some(Duration::from_secs(1))).unwrap();
         let many = request.repeat(1_000);
         let mut sent = 0;
@@ -221,7 +221,7 @@ fn requests_of_a_client_that_reads_no_responses_are_not_read() {
         assert!(sent < 48 << 20, "{request}: it took {sent} bytes of requests in and read on");
         until("another client is served", || {
             is_quick(|| {
-                bench.get("/api/v1/node").expect(200);
+                node.get("/api/v1/node").expect(200);
             })
         });
         // Once it reads, it is listened to again.
@@ -246,16 +246,16 @@ fn requests_of_a_client_that_reads_no_responses_are_not_read() {
 #[test]
 fn ten_thousand_pipelined_requests_have_ten_thousand_responses() {
     const MANY: usize = 10_000;
-    let mut bench = Bench::new(1);
+    let mut node = AdminNode::new(1);
     let limits = RateLimits { reads_per_second: 1_000_000, changes_per_second: 100 };
-    bench.start_again(Settings {
+    node.start_again(Settings {
         access: AdminAccess { limits, ..AdminAccess::default() },
-        ..bench.settings()
+        ..node.settings()
     });
-    let stream = TcpStream::connect(bench.address()).unwrap();
+    let stream = TcpStream::connect(node.address()).unwrap();
     stream.set_read_timeout(Some(SOON)).unwrap();
     let request = "HEAD /api/v1/node HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer TOKEN\r\n\r\n"
-        .replace("TOKEN", &bench.token);
+        .replace("TOKEN", &node.token);
     let mut writes = stream.try_clone().unwrap();
     let writer = std::thread::spawn(move || writes.write_all(request.repeat(MANY).as_bytes()));
     let (mut count, mut reads, mut line) = (0, std::io::BufReader::new(stream), String::new());

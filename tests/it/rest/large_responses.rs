@@ -1,8 +1,8 @@
 //! Large responses: what the daemon keeps in memory while clients do not read, and which clients get a 503.
 
 use crate::rest::flood::allow_descriptors;
-use crate::support::admin_bench::{Answer, Bench, ask};
 use crate::support::admin_fakes::{digest_of, module};
+use crate::support::admin_node::{AdminNode, Answer, ask};
 use crate::support::wait::until;
 use berth_http::Settings;
 use berth_http::{AdminAccess, NamedToken, Right, TokenSource};
@@ -24,7 +24,7 @@ fn large(bytes: usize) -> Vec<u8> {
 }
 
 /// Takes further tokens, each of which may do this.
-fn with_tokens(bench: &mut Bench, names: &[&str], right: Right) {
+fn with_tokens(node: &mut AdminNode, names: &[&str], right: Right) {
     let token = |name: &&str| NamedToken {
         name: (*name).into(),
         right,
@@ -32,7 +32,7 @@ fn with_tokens(bench: &mut Bench, names: &[&str], right: Right) {
     };
     let tokens = names.iter().map(token).collect();
     let access = AdminAccess { tokens, ..AdminAccess::default() };
-    bench.start_again(Settings { access, ..bench.settings() });
+    node.start_again(Settings { access, ..node.settings() });
 }
 
 fn ask_as(
@@ -50,8 +50,8 @@ fn ask_as(
 }
 
 /// A request whose response is not read yet.
-fn begin(bench: &Bench, token: &str, path: &str, times: usize) -> TcpStream {
-    let mut stream = TcpStream::connect(bench.address()).unwrap();
+fn begin(node: &AdminNode, token: &str, path: &str, times: usize) -> TcpStream {
+    let mut stream = TcpStream::connect(node.address()).unwrap();
     stream.set_read_timeout(Some(WAIT)).unwrap();
     let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\n\r\n")
         .repeat(times);
@@ -76,19 +76,19 @@ fn head(reader: &mut impl BufRead) -> (u16, usize) {
 
 #[test]
 fn a_module_is_downloaded_whole_with_its_length_and_uncompressed() {
-    let bench = Bench::new(1);
+    let node = AdminNode::new(1);
     for bytes in [20, 64 << 10, (3 << 20) + 7] {
         let module = large(bytes);
-        let digest = bench.upload(&module).expect(201)["digest"].as_str().unwrap().to_owned();
+        let digest = node.upload(&module).expect(201)["digest"].as_str().unwrap().to_owned();
         let path = format!("/api/v1/policies/{digest}/module");
         let kinds: [&[(&str, &str)]; 3] = [&[], &[("accept-encoding", "gzip")], &[("range", "bytes=1-5")]];
         for headers in kinds {
-            let answer = bench.ask("GET", &path, headers, b"");
+            let answer = node.ask("GET", &path, headers, b"");
             assert!(answer.status == 200 && answer.body == module, "{headers:?}");
             assert_eq!(answer.headers["content-length"], bytes.to_string());
             assert!(!answer.headers.contains_key("content-encoding"), "{headers:?}");
         }
-        let head = bench.ask("HEAD", &path, &[], b"");
+        let head = node.ask("HEAD", &path, &[], b"");
         assert_eq!((head.status, head.body.len()), (200, 0));
         assert_eq!(head.headers["content-length"], bytes.to_string());
     }
@@ -96,14 +96,14 @@ fn a_module_is_downloaded_whole_with_its_length_and_uncompressed() {
 
 #[test]
 fn a_module_is_read_while_it_is_sent_and_a_changed_one_is_never_complete() {
-    let bench = Bench::new(1);
+    let node = AdminNode::new(1);
     let module = large(LARGE);
-    bench.upload(&module).expect(201);
+    node.upload(&module).expect(201);
     let path = format!("/api/v1/policies/{}/module", digest_of(&module));
-    let mut reader = BufReader::new(begin(&bench, &bench.token, &path, 1));
+    let mut reader = BufReader::new(begin(&node, &node.token, &path, 1));
     assert_eq!(head(&mut reader), (200, LARGE));
     // What was not read of it when it changes comes changed, if at all.
-    let good = bench.policies.spoil(&digest_of(&module));
+    let good = node.policies.spoil(&digest_of(&module));
     let (mut came, mut piece) = (Vec::new(), vec![0; 1 << 20]);
     loop {
         match reader.read(&mut piece) {
@@ -115,25 +115,25 @@ fn a_module_is_read_while_it_is_sent_and_a_changed_one_is_never_complete() {
     }
     assert!(came.len() < LARGE, "all of it came, and it is not what its digest says");
     assert!(module.starts_with(&came[..came.len().min(64 << 10)]));
-    bench.get(&path).problem(410, "lost");
-    bench.policies.mend(good);
-    assert!(bench.get(&path).body == module);
+    node.get(&path).problem(410, "lost");
+    node.policies.mend(good);
+    assert!(node.get(&path).body == module);
 }
 
 #[test]
 fn a_client_that_reads_no_lists_is_refused_further_ones_and_blocks_no_other() {
     allow_descriptors();
-    let mut bench = Bench::new(1);
-    with_tokens(&mut bench, &["reader", "other"], Right::Read);
+    let mut node = AdminNode::new(1);
+    with_tokens(&mut node, &["reader", "other"], Right::Read);
     // The largest answer that a few requests make: 16 past stacks of 16 entries with parameters of 6 KiB.
-    bench.upload(&module("share", "1")).expect(201);
+    node.upload(&module("share", "1")).expect(201);
     let entry = json!({"policy": "share", "parameters": {"shares": 2, "more": "x".repeat(6_000)}});
     let stack = json!({ "entries": vec![entry; 16] }).to_string();
     for _ in 0..17 {
-        bench.json("PUT", "/api/v1/stack", &stack).expect(200);
+        node.json("PUT", "/api/v1/stack", &stack).expect(200);
     }
     let list = "/api/v1/stack/history";
-    let address = bench.address();
+    let address = node.address();
     let get =
         |name: &str, path: &str| ask_as(address, name, "GET", path, &[("accept-encoding", "identity")], b"");
     let first = get("reader", list);
@@ -142,7 +142,7 @@ fn a_client_that_reads_no_lists_is_refused_further_ones_and_blocks_no_other() {
     // One client's share is 24 MiB; each sends requests until one response stays unread.
     let times = (12 << 20) / size + 1;
     let crowd = (24 << 20) / size + 8;
-    let crowd: Vec<_> = (0..crowd).map(|_| begin(&bench, &"reader".repeat(40), list, times)).collect();
+    let crowd: Vec<_> = (0..crowd).map(|_| begin(&node, &"reader".repeat(40), list, times)).collect();
     // A refused client is not answered with 304 either, since the list is not made for it.
     let known = |name: &str| {
         let headers = [("accept-encoding", "identity"), ("if-none-match", tag.as_str())];
@@ -157,8 +157,8 @@ fn a_client_that_reads_no_lists_is_refused_further_ones_and_blocks_no_other() {
         is_refused && known("reader") == 503
     });
     let refused = refused.unwrap();
-    let said = refused.problem(503, "answers-unread");
-    assert!(said.contains("other connections") && said.contains("limit"), "{said}");
+    let message = refused.problem(503, "answers-unread");
+    assert!(message.contains("other connections") && message.contains("limit"), "{message}");
     assert_eq!(refused.headers["retry-after"], "5");
     assert_eq!(known("other"), 304);
     // What is small is answered, and so are others, and changes.
@@ -166,36 +166,36 @@ fn a_client_that_reads_no_lists_is_refused_further_ones_and_blocks_no_other() {
         get("reader", small).expect(200);
     }
     get("other", list).expect(200);
-    bench.get(list).expect(200);
-    bench.json("PUT", "/api/v1/gpus/GPU-0/cordon", "{}").expect(200);
-    assert_eq!(bench.ask_bare("GET", "/openapi.json", &[], b"").status, 200);
+    node.get(list).expect(200);
+    node.json("PUT", "/api/v1/gpus/GPU-0/cordon", "{}").expect(200);
+    assert_eq!(node.ask_bare("GET", "/openapi.json", &[], b"").status, 200);
     drop(crowd);
     until("the share is free again", || get("reader", list).status == 200);
 }
 
 #[test]
 fn a_caller_has_at_most_one_of_the_two_upload_permits() {
-    let mut bench = Bench::new(1);
-    with_tokens(&mut bench, &["ann", "ben", "cid"], Right::Change);
-    bench.policies.set_hold(true);
-    let address = bench.address();
+    let mut node = AdminNode::new(1);
+    with_tokens(&mut node, &["ann", "ben", "cid"], Right::Change);
+    node.policies.set_hold(true);
+    let address = node.address();
     let upload = |name: &str, more: &str| {
         let headers = [("content-type", "application/wasm")];
         ask_as(address, name, "POST", "/api/v1/policies", &headers, &module(name, more))
     };
     std::thread::scope(|scope| {
         let first = scope.spawn(|| upload("ann", "1"));
-        until("the first is at work", || bench.policies.waiters() == 1);
+        until("the first is at work", || node.policies.waiters() == 1);
         let own = upload("ann", "2");
         assert!(own.problem(503, "busy").contains("the same caller"));
         assert!(own.headers.contains_key("retry-after"));
         let second = scope.spawn(|| upload("ben", "1"));
-        until("the second is at work", || bench.policies.waiters() == 2);
+        until("the second is at work", || node.policies.waiters() == 2);
         let busy = upload("cid", "1");
         assert!(busy.problem(503, "busy").contains("other callers"));
         assert!(busy.headers.contains_key("retry-after"));
-        bench.get("/api/v1/policies").expect(200);
-        bench.policies.set_hold(false);
+        node.get("/api/v1/policies").expect(200);
+        node.policies.set_hold(false);
         for upload in [first, second] {
             upload.join().unwrap().expect(201);
         }
@@ -207,21 +207,21 @@ fn a_caller_has_at_most_one_of_the_two_upload_permits() {
 /// Both are compiled before either is recorded.
 #[test]
 fn of_two_uploads_of_the_same_bytes_one_is_new() {
-    let mut bench = Bench::new(1);
-    with_tokens(&mut bench, &["ann", "ben"], Right::Change);
-    let address = bench.address();
+    let mut node = AdminNode::new(1);
+    with_tokens(&mut node, &["ann", "ben"], Right::Change);
+    let address = node.address();
     for n in 0..10 {
         let bytes = module("same", &n.to_string());
         let upload = |name: &str| {
             let headers = [("content-type", "application/wasm")];
             ask_as(address, name, "POST", "/api/v1/policies", &headers, &bytes)
         };
-        bench.policies.set_hold(true);
+        node.policies.set_hold(true);
         let answers = std::thread::scope(|scope| {
             let upload = &upload;
             let uploads = ["ann", "ben"].map(|name| scope.spawn(move || upload(name)));
-            until("both are at work", || bench.policies.waiters() == 2);
-            bench.policies.set_hold(false);
+            until("both are at work", || node.policies.waiters() == 2);
+            node.policies.set_hold(false);
             uploads.map(|upload| upload.join().unwrap())
         });
         let mut statuses = answers.each_ref().map(|answer| answer.status);

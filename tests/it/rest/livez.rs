@@ -1,8 +1,9 @@
 //! `/livez` while something that must progress does not: the ledger's writer, the policy thread, a scan of the GPUs,
 //! a stream; and while something only fails.
 
-use crate::support::admin_bench::{Bench, GPU, ask};
 use crate::support::admin_fakes::module;
+use crate::support::admin_node::{AdminNode, ask};
+use crate::support::gpus::WHOLE;
 use crate::support::wait::{SOON, until, until_some};
 use berth_core::{GpuWatch, InventoryScanner};
 use berth_kernel::hardware::gpu::{Inventory, Reading};
@@ -21,9 +22,9 @@ const LONG: LivenessLimits =
 const SHORT: Duration = Duration::from_millis(200);
 
 /// The error of `/livez`, the same on both listeners.
-fn liveness_error(bench: &Bench) -> Option<String> {
-    let health = bench.api.as_ref().unwrap().health_address.unwrap();
-    let [one, two] = [bench.address(), health].map(|address| ask(address, "GET", "/livez", &[], b""));
+fn liveness_error(node: &AdminNode) -> Option<String> {
+    let health = node.api.as_ref().unwrap().health_address.unwrap();
+    let [one, two] = [node.address(), health].map(|address| ask(address, "GET", "/livez", &[], b""));
     if one.status == 200 || two.status == 200 {
         return None;
     }
@@ -31,9 +32,9 @@ fn liveness_error(bench: &Bench) -> Option<String> {
     Some(two.problem(503, "not-alive"))
 }
 
-fn alive_again(bench: &Bench) {
+fn alive_again(node: &AdminNode) {
     until_some("it lives again", || {
-        (ask(bench.address(), "GET", "/livez", &[], b"").status == 200).then_some(())
+        (ask(node.address(), "GET", "/livez", &[], b"").status == 200).then_some(())
     });
 }
 
@@ -44,66 +45,66 @@ fn cordon(address: SocketAddr, token: &str) -> u16 {
 
 #[test]
 fn a_store_that_hangs_does_not_fail_livez() {
-    let bench = Bench::new(1);
-    bench.kernel.counters().set_limits(LivenessLimits { keeper: Duration::from_secs(3), ..LONG });
-    let held = bench.store_held.lock().unwrap();
+    let node = AdminNode::new(1);
+    node.kernel.counters().set_limits(LivenessLimits { keeper: Duration::from_secs(3), ..LONG });
+    let held = node.store_held.lock().unwrap();
     // Answered at the append's deadline, and while the append still hangs.
     for _ in 0..2 {
-        assert_eq!(cordon(bench.address(), &bench.token), 503);
+        assert_eq!(cordon(node.address(), &node.token), 503);
     }
     std::thread::sleep(Duration::from_secs(4));
     // The thread that took over may be late for a moment. The heartbeat of the thread that hangs would never come.
-    alive_again(&bench);
+    alive_again(&node);
     drop(held);
-    until_some("the store works again", || (cordon(bench.address(), &bench.token) == 200).then_some(()));
+    until_some("the store works again", || (cordon(node.address(), &node.token) == 200).then_some(()));
 }
 
 #[test]
 fn a_ledger_writer_that_died_fails_livez() {
-    let bench = Bench::new(1);
+    let node = AdminNode::new(1);
     // Longer than the second in which the writer moves by itself.
-    bench.kernel.counters().set_limits(LivenessLimits { keeper: Duration::from_secs(3), ..LONG });
-    alive_again(&bench);
+    node.kernel.counters().set_limits(LivenessLimits { keeper: Duration::from_secs(3), ..LONG });
+    alive_again(&node);
     // The lock is poisoned, so that an append panics.
-    let held = Arc::clone(&bench.store_held);
+    let held = Arc::clone(&node.store_held);
     let poison = std::thread::spawn(move || {
         let _held = held.lock().unwrap();
         panic!("poisons the lock");
     });
     assert!(poison.join().is_err());
-    assert_eq!(cordon(bench.address(), &bench.token), 503);
-    let says = until_some("the writer is missed", || liveness_error(&bench));
+    assert_eq!(cordon(node.address(), &node.token), 503);
+    let says = until_some("the writer is missed", || liveness_error(&node));
     assert!(says.contains("owns the ledger has"), "{says}");
     // What reads snapshots answers all the same.
-    let scrape = ask(bench.address(), "GET", "/metrics", &[], b"");
+    let scrape = ask(node.address(), "GET", "/metrics", &[], b"");
     let text = String::from_utf8(scrape.body).unwrap();
     assert!(text.contains("berth_live{check=\"keeper\"} 0\n"), "{text}");
 }
 
 #[test]
 fn a_policy_thread_that_does_not_return_fails_livez() {
-    let bench = Bench::new(1);
-    bench.upload(&module("share", "1")).expect(201);
+    let node = AdminNode::new(1);
+    node.upload(&module("share", "1")).expect(201);
     let entries = serde_json::json!({"entries": [{"policy": "share", "parameters": {"shares": 2}}]});
-    bench.json("PUT", "/api/v1/stack", &entries.to_string()).expect(200);
-    bench.kernel.counters().set_limits(LivenessLimits { policies: SHORT, ..LONG });
-    let policies = Arc::clone(&bench.policies);
+    node.json("PUT", "/api/v1/stack", &entries.to_string()).expect(200);
+    node.kernel.counters().set_limits(LivenessLimits { policies: SHORT, ..LONG });
+    let policies = Arc::clone(&node.policies);
     let held = policies.calls.lock().unwrap();
-    let kernel = bench.kernel.clone();
+    let kernel = node.kernel.clone();
     let reoffer = std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(kernel.reoffer()).is_ok()
     });
-    let says = until_some("it is missed", || liveness_error(&bench));
+    let says = until_some("it is missed", || liveness_error(&node));
     assert!(says.contains("the policy thread has been busy with one call"), "{says}");
     drop(held);
     // The held call may have taken longer than the 8 s in which it had to be answered.
     reoffer.join().unwrap();
-    until("the policies are called again", || bench.runtime.block_on(bench.kernel.reoffer()).is_ok());
-    alive_again(&bench);
+    until("the policies are called again", || node.runtime.block_on(node.kernel.reoffer()).is_ok());
+    alive_again(&node);
 }
 
-/// GPUs whose scan hangs while the lock is held, and fails when ordered.
+/// GPUs whose scan hangs while the lock is held, and fails when a test orders it.
 #[derive(Default)]
 struct HangingGpus {
     held: Mutex<()>,
@@ -143,25 +144,25 @@ impl Processes for NoOwners {
 
 #[test]
 fn a_hanging_scan_fails_livez_and_a_failing_one_does_not() {
-    let bench = Bench::new(1);
-    bench.kernel.counters().set_limits(LivenessLimits { scan: SHORT, ..LONG });
+    let node = AdminNode::new(1);
+    node.kernel.counters().set_limits(LivenessLimits { scan: SHORT, ..LONG });
     let gpus = Arc::new(HangingGpus::default());
     let scanner = InventoryScanner::new(gpus.clone(), Arc::new(NoOwners));
-    let watch = GpuWatch::start(&scanner, &bench.kernel, Duration::from_millis(50)).unwrap();
-    let counters = &bench.kernel.counters().gpus;
+    let watch = GpuWatch::start(&scanner, &node.kernel, Duration::from_millis(50)).unwrap();
+    let counters = &node.kernel.counters().gpus;
     until_some("it scans", || counters.answered_wall_ms());
     {
         let _held = gpus.held.lock().unwrap();
         // A scan that begins late on a busy machine is another error.
         until("the missing scan is detected", || {
-            liveness_error(&bench).is_some_and(|says| says.contains("a scan of the GPUs has not ended for"))
+            liveness_error(&node).is_some_and(|says| says.contains("a scan of the GPUs has not ended for"))
         });
     }
-    alive_again(&bench);
+    alive_again(&node);
 
     *gpus.fails.lock().unwrap() = true;
-    let said = until_some("the failure is reported", || {
-        let answer = ask(bench.address(), "GET", "/livez", &[], b"");
+    let message = until_some("the failure is reported", || {
+        let answer = ask(node.address(), "GET", "/livez", &[], b"");
         // A scan that is late on a busy machine is an error until it ends.
         if answer.status != 200 {
             return None;
@@ -170,14 +171,14 @@ fn a_hanging_scan_fails_livez_and_a_failing_one_does_not() {
         let scans = checks.into_iter().find(|check| check["name"] == "scans").unwrap();
         scans["detail"].as_str().map(String::from)
     });
-    assert!(said.contains("NVML cannot count the GPUs"), "{said}");
+    assert!(message.contains("NVML cannot count the GPUs"), "{message}");
     *gpus.fails.lock().unwrap() = false;
     until_some("the failure is over", || counters.last_error().is_none().then_some(()));
     // A thread that has ended begins no further scan.
-    alive_again(&bench);
+    alive_again(&node);
     drop(watch);
     until("the scans are missed", || {
-        liveness_error(&bench).is_some_and(|says| says.contains("no scan of the GPUs has begun for"))
+        liveness_error(&node).is_some_and(|says| says.contains("no scan of the GPUs has begun for"))
     });
 }
 
@@ -201,27 +202,27 @@ impl Gpus for DeadlyGpus {
 
 #[test]
 fn a_dead_scan_thread_fails_livez() {
-    let bench = Bench::new(1);
-    bench.kernel.counters().set_limits(LivenessLimits { scan: SHORT, ..LONG });
+    let node = AdminNode::new(1);
+    node.kernel.counters().set_limits(LivenessLimits { scan: SHORT, ..LONG });
     let scanner = InventoryScanner::new(Arc::new(DeadlyGpus), Arc::new(NoOwners));
-    let watch = GpuWatch::start(&scanner, &bench.kernel, Duration::from_millis(50)).unwrap();
-    let says = until_some("it is missed", || liveness_error(&bench));
+    let watch = GpuWatch::start(&scanner, &node.kernel, Duration::from_millis(50)).unwrap();
+    let says = until_some("it is missed", || liveness_error(&node));
     assert!(says.contains("scans: "), "{says}");
     drop(watch);
 }
 
 #[test]
 fn a_blocked_kubelet_runtime_fails_livez() {
-    let bench = Bench::new(1);
-    bench.kernel.counters().set_limits(LivenessLimits { front: SHORT, ..LONG });
-    assert_eq!(liveness_error(&bench), None, "no progress is expected yet");
-    drop(bench.kernel.counters().front.begin());
-    let says = until_some("it is missed", || liveness_error(&bench));
+    let node = AdminNode::new(1);
+    node.kernel.counters().set_limits(LivenessLimits { front: SHORT, ..LONG });
+    assert_eq!(liveness_error(&node), None, "no progress is expected yet");
+    drop(node.kernel.counters().front.begin());
+    let says = until_some("it is missed", || liveness_error(&node));
     assert!(says.contains("kubelet: the runtime that serves the kubelet has had no heartbeat for"), "{says}");
     // A heartbeat counts for a short time only, which a slow test may miss.
     until_some("it lives again", || {
-        drop(bench.kernel.counters().front.begin());
-        (ask(bench.address(), "GET", "/livez", &[], b"").status == 200).then_some(())
+        drop(node.kernel.counters().front.begin());
+        (ask(node.address(), "GET", "/livez", &[], b"").status == 200).then_some(())
     });
 }
 
@@ -229,17 +230,17 @@ fn a_blocked_kubelet_runtime_fails_livez() {
 /// Report: https://github.com/NVIDIA/k8s-device-plugin/issues/58
 #[test]
 fn a_registered_resource_without_a_watch_fails_livez() {
-    let bench = Bench::new(1);
-    bench.kernel.counters().set_limits(LivenessLimits { stream: SHORT, ..LONG });
-    let kubelet = &bench.kernel.counters().kubelet;
-    kubelet.set_registration(GPU, Some(RegistrationState::Registering));
-    kubelet.stream_began(GPU);
-    kubelet.set_registration(GPU, Some(RegistrationState::Registered));
-    assert_eq!(liveness_error(&bench), None);
-    kubelet.stream_ended(GPU);
-    let says = until_some("the stream is missed", || liveness_error(&bench));
-    assert!(says.contains(&format!("registered, but without a stream of the kubelet: {GPU}")), "{says}");
+    let node = AdminNode::new(1);
+    node.kernel.counters().set_limits(LivenessLimits { stream: SHORT, ..LONG });
+    let kubelet = &node.kernel.counters().kubelet;
+    kubelet.set_registration(WHOLE, Some(RegistrationState::Registering));
+    kubelet.stream_began(WHOLE);
+    kubelet.set_registration(WHOLE, Some(RegistrationState::Registered));
+    assert_eq!(liveness_error(&node), None);
+    kubelet.stream_ended(WHOLE);
+    let says = until_some("the stream is missed", || liveness_error(&node));
+    assert!(says.contains(&format!("registered, but without a stream of the kubelet: {WHOLE}")), "{says}");
     // A daemon that waits for a kubelet is alive.
-    kubelet.set_registration(GPU, Some(RegistrationState::Waiting));
-    alive_again(&bench);
+    kubelet.set_registration(WHOLE, Some(RegistrationState::Waiting));
+    alive_again(&node);
 }

@@ -1,7 +1,7 @@
 //! Malformed requests: heads, lengths and values that are wrong, too long or ambiguous. Each ends in an error or a
 //! closed connection; no byte behind it counts as another request.
 
-use crate::support::admin_bench::Bench;
+use crate::support::admin_node::AdminNode;
 use crate::support::wait::until;
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -16,8 +16,8 @@ const READABLE: usize = 5_000;
 
 /// Sends the bytes and leaves the connection open for sending; what came until the server closed it, or
 /// until it had answered and nothing more came.
-fn sent(bench: &Bench, bytes: &[u8]) -> String {
-    let mut stream = TcpStream::connect(bench.address()).unwrap();
+fn sent(node: &AdminNode, bytes: &[u8]) -> String {
+    let mut stream = TcpStream::connect(node.address()).unwrap();
     stream.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
     // The server may have had enough before all of it is there.
     let _ = stream.write_all(bytes);
@@ -44,8 +44,8 @@ fn answers(text: &str) -> Vec<u16> {
 }
 
 /// None of it is a success or an error of ours, and the first error ends the connection.
-fn turned_away(bench: &Bench, bytes: &[u8]) {
-    let text = sent(bench, bytes);
+fn turned_away(node: &AdminNode, bytes: &[u8]) {
+    let text = sent(node, bytes);
     let all = answers(&text);
     assert!(all.iter().all(|status| (400..500).contains(status)), "{bytes:.200?}: {text}");
     assert!(all.len() <= 1, "something behind it was answered: {bytes:.200?}: {text}");
@@ -53,7 +53,7 @@ fn turned_away(bench: &Bench, bytes: &[u8]) {
 
 #[test]
 fn malformed_heads_end_their_connection_with_at_most_one_error() {
-    let bench = Bench::new(1);
+    let node = AdminNode::new(1);
     let host = "Host: localhost\r\n";
     let livez = |more: &str| format!("GET /livez HTTP/1.1\r\n{host}{more}\r\n");
     let heads = [
@@ -82,27 +82,27 @@ fn malformed_heads_end_their_connection_with_at_most_one_error() {
         "\r\n".repeat(100_000),
     ];
     for head in &heads {
-        turned_away(&bench, head.as_bytes());
-        bench.get("/api/v1/node").expect(200);
+        turned_away(&node, head.as_bytes());
+        node.get("/api/v1/node").expect(200);
     }
     // As many as there may be, and as long.
-    assert_eq!(answers(&sent(&bench, livez(&"X-A: b\r\n".repeat(90)).as_bytes())), [200]);
+    assert_eq!(answers(&sent(&node, livez(&"X-A: b\r\n".repeat(90)).as_bytes())), [200]);
     let long = livez(&format!("X-A: {}\r\n", "b".repeat(60_000)));
-    assert_eq!(answers(&sent(&bench, long.as_bytes())), [200]);
+    assert_eq!(answers(&sent(&node, long.as_bytes())), [200]);
 }
 
 #[test]
 fn bytes_that_are_not_utf8_are_an_error_everywhere() {
-    let bench = Bench::new(1);
+    let node = AdminNode::new(1);
     let asked = |path: &[u8], header: &[u8]| {
         let mut bytes = b"GET ".to_vec();
         bytes.extend_from_slice(path);
         bytes.extend_from_slice(b" HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer ");
-        bytes.extend_from_slice(bench.token.as_bytes());
+        bytes.extend_from_slice(node.token.as_bytes());
         bytes.extend_from_slice(b"\r\n");
         bytes.extend_from_slice(header);
         bytes.extend_from_slice(b"\r\n");
-        answers(&sent(&bench, &bytes))
+        answers(&sent(&node, &bytes))
     };
     let paths: &[&[u8]] = &[
         b"/api/v1/gpus/\xff\xfe",
@@ -132,14 +132,14 @@ fn bytes_that_are_not_utf8_are_an_error_everywhere() {
 
 #[test]
 fn ambiguous_body_lengths_are_refused() {
-    let bench = Bench::new(1);
+    let node = AdminNode::new(1);
     // After each follow bytes that would be another request under the other length.
     let behind = "GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n";
     let put = |more: &str, body: &str| {
         format!(
             "PUT /api/v1/gpus/GPU-0/cordon HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n\
              Authorization: Bearer {}\r\n{more}\r\n{body}{behind}",
-            bench.token
+            node.token
         )
     };
     let chunked = "Transfer-Encoding: chunked\r\n";
@@ -165,43 +165,43 @@ fn ambiguous_body_lengths_are_refused() {
         put(chunked, "2\n{}\r\n0\r\n\r\n"),
         put(chunked, "2\r\n{}xx0\r\n\r\n"),
     ] {
-        let text = sent(&bench, ambiguous.as_bytes());
+        let text = sent(&node, ambiguous.as_bytes());
         let all = answers(&text);
         assert!(all.iter().all(|status| (400..500).contains(status)), "{ambiguous}\n{text}");
         assert!(all.len() <= 1, "{ambiguous}\n{text}");
-        assert_eq!(bench.get("/api/v1/gpus/GPU-0").expect(200)["drain"]["state"], "active", "{ambiguous}");
+        assert_eq!(node.get("/api/v1/gpus/GPU-0").expect(200)["drain"]["state"], "active", "{ambiguous}");
     }
     // With a clear length the bytes after the body are a second request, which is answered after the first. On a busy
     // machine its response may come too late for `sent`, and the test repeats.
     for clear in [put("Content-Length: 2\r\n", "{}"), put(chunked, "2\r\n{}\r\n0\r\n\r\n")] {
-        until("both are answered", || answers(&sent(&bench, clear.as_bytes())) == [200, 200]);
+        until("both are answered", || answers(&sent(&node, clear.as_bytes())) == [200, 200]);
     }
 }
 
 #[test]
 fn values_that_are_too_long_are_an_error_of_a_readable_size() {
-    let bench = Bench::new(1);
+    let node = AdminNode::new(1);
     let long = "9".repeat(60_000);
     for (path, header) in
         [("/api/v1/events?follow=false", "last-event-id"), ("/api/v1/events?follow=false", "LAST-EVENT-ID")]
     {
-        let answer = bench.ask("GET", path, &[(header, &long)], b"");
+        let answer = node.ask("GET", path, &[(header, &long)], b"");
         answer.problem(400, "malformed-header");
         assert!(answer.body.len() < READABLE, "{} bytes", answer.body.len());
     }
     let json = ("content-type", "application/json");
     let wasm = ("content-type", "application/wasm");
-    let answer = bench.ask("PUT", "/api/v1/stack", &[json, ("if-match", &long)], b"{\"entries\": []}");
+    let answer = node.ask("PUT", "/api/v1/stack", &[json, ("if-match", &long)], b"{\"entries\": []}");
     assert!(
         (400..500).contains(&answer.status) && answer.body.len() < READABLE,
         "{} bytes",
         answer.body.len()
     );
-    let answer = bench.ask("POST", "/api/v1/policies", &[wasm, ("berth-signature", &long)], b"\0asm a 1");
+    let answer = node.ask("POST", "/api/v1/policies", &[wasm, ("berth-signature", &long)], b"\0asm a 1");
     answer.problem(400, "malformed-header");
     assert!(answer.body.len() < READABLE, "{} bytes", answer.body.len());
     for path in ["/api/v1/decisions?cursor=", "/api/v1/allocations?cursor=", "/api/v1/events?kind="] {
-        let answer = bench.get(&format!("{path}{long}"));
+        let answer = node.get(&format!("{path}{long}"));
         assert!(
             (400..500).contains(&answer.status) && answer.body.len() < READABLE,
             "{path}: {} bytes",
@@ -209,12 +209,12 @@ fn values_that_are_too_long_are_an_error_of_a_readable_size() {
         );
     }
     let bearer = format!("Bearer {long}");
-    bench.ask_bare("GET", "/api/v1/node", &[("authorization", &bearer)], b"").problem(401, "unauthorized");
+    node.ask_bare("GET", "/api/v1/node", &[("authorization", &bearer)], b"").problem(401, "unauthorized");
 }
 
 #[test]
 fn a_compressed_body_is_refused() {
-    let bench = Bench::new(1);
+    let node = AdminNode::new(1);
     let mut packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
     packed.write_all(&vec![b' '; 64 << 20]).unwrap();
     packed.write_all(b"{}").unwrap();
@@ -225,10 +225,10 @@ fn a_compressed_body_is_refused() {
             ("POST", "/api/v1/policies", "application/wasm"),
         ] {
             let headers = [("content-type", kind), ("content-encoding", encoding)];
-            let said = bench.ask(method, path, &headers, &packed).problem(415, "unsupported-media-type");
-            assert!(said.contains("Content-Encoding"), "{said}");
+            let message = node.ask(method, path, &headers, &packed).problem(415, "unsupported-media-type");
+            assert!(message.contains("Content-Encoding"), "{message}");
         }
     }
     let plain = [("content-type", "application/json"), ("content-encoding", "identity")];
-    bench.ask("PUT", "/api/v1/gpus/GPU-0/cordon", &plain, b"{}").expect(200);
+    node.ask("PUT", "/api/v1/gpus/GPU-0/cordon", &plain, b"{}").expect(200);
 }

@@ -1,10 +1,11 @@
 //! `/metrics`, as a scraper reads it: valid OpenMetrics text, on both listeners, and values that follow what happens.
 
-use crate::daemon::process::{House, SHARED, SOON, Serving};
-use crate::support::admin_bench::{Bench, ask};
 use crate::support::admin_fakes::module;
+use crate::support::admin_node::{AdminNode, ask};
 use crate::support::files;
-use crate::support::wait::until;
+use crate::support::gpus::SHARED;
+use crate::support::process_node::{DaemonProcess, ProcessNode};
+use crate::support::wait::{SOON, until};
 use berth_core::metrics::table::{Family, GROUPS, Kind, page};
 use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet};
@@ -91,8 +92,8 @@ impl Scrape {
     }
 }
 
-fn scraped(bench: &Bench) -> Scrape {
-    let answer = bench.ask_bare("GET", "/metrics", &[], b"");
+fn scraped(node: &AdminNode) -> Scrape {
+    let answer = node.ask_bare("GET", "/metrics", &[], b"");
     assert_eq!(answer.status, 200);
     assert!(answer.headers["content-type"].starts_with("application/openmetrics-text; version=1.0.0"));
     Scrape::read(std::str::from_utf8(&answer.body).unwrap())
@@ -100,8 +101,8 @@ fn scraped(bench: &Bench) -> Scrape {
 
 #[test]
 fn calls_faults_and_suspension_are_counted_by_version_and_hook() {
-    let bench = Bench::new(1);
-    let fresh = scraped(&bench);
+    let node = AdminNode::new(1);
+    let fresh = scraped(&node);
     assert!(
         fresh.values.contains_key(&format!("berth_build_info{{version=\"{}\"}}", env!("CARGO_PKG_VERSION")))
     );
@@ -111,11 +112,11 @@ fn calls_faults_and_suspension_are_counted_by_version_and_hook() {
     );
     assert!(!fresh.types.contains_key("berth_journal_kept"), "there is no journal");
 
-    bench.upload(&module("share", "1")).expect(201);
+    node.upload(&module("share", "1")).expect(201);
     let entries = json!([{"policy": "share", "parameters": {"shares": 2}}]);
-    bench.json("PUT", "/api/v1/stack", &json!({"entries": entries}).to_string()).expect(200);
-    bench.runtime.block_on(bench.kernel.reoffer()).unwrap();
-    let calm = scraped(&bench);
+    node.json("PUT", "/api/v1/stack", &json!({"entries": entries}).to_string()).expect(200);
+    node.runtime.block_on(node.kernel.reoffer()).unwrap();
+    let calm = scraped(&node);
     assert_eq!(calm.sum("berth_stack_revision", &[]), 1.0);
     let share = ["policy=\"share\"", "hook=\"offer\""];
     assert!(calm.sum("berth_policy_calls_total", &[share[0], share[1], "outcome=\"answer\""]) >= 1.0);
@@ -125,15 +126,15 @@ fn calls_faults_and_suspension_are_counted_by_version_and_hook() {
         "it is shown as 0"
     );
 
-    bench.policies.broken.store(true, Ordering::SeqCst);
+    node.policies.broken.store(true, Ordering::SeqCst);
     for round in 0.. {
-        if scraped(&bench).sum("berth_policy_suspended", &share[..1]) > 0.0 {
+        if scraped(&node).sum("berth_policy_suspended", &share[..1]) > 0.0 {
             break;
         }
         assert!(round < 100, "it is never suspended");
-        bench.runtime.block_on(bench.kernel.reoffer()).unwrap();
+        node.runtime.block_on(node.kernel.reoffer()).unwrap();
     }
-    let sick = scraped(&bench);
+    let sick = scraped(&node);
     let faults = sick.sum("berth_policy_faults_total", &[share[0], share[1], "kind=\"trap\""]);
     assert_eq!(faults, f64::from(berth_core::stack::FAULTS_TO_SUSPEND));
     assert_eq!(sick.sum("berth_policy_calls_total", &[share[0], "outcome=\"fault\""]), faults);
@@ -142,24 +143,24 @@ fn calls_faults_and_suspension_are_counted_by_version_and_hook() {
     assert!(sick.sum("berth_decisions_total", &["hook=\"offer\"", "outcome=\"offered\""]) >= calls);
 
     // A counter never goes back: another activation resets the statistics, not these.
-    bench.json("PUT", "/api/v1/stack", &json!({"entries": []}).to_string()).expect(200);
-    let after = scraped(&bench);
+    node.json("PUT", "/api/v1/stack", &json!({"entries": []}).to_string()).expect(200);
+    let after = scraped(&node);
     assert_eq!(after.sum("berth_policy_faults_total", &share), faults);
     assert!(!after.values.keys().any(|series| series.starts_with("berth_policy_suspended{")));
 }
 
 #[test]
 fn both_listeners_serve_the_numbers_as_they_serve_probes() {
-    let bench = Bench::new(1);
-    let health = bench.api.as_ref().unwrap().health_address.unwrap();
-    for address in [bench.address(), health] {
+    let node = AdminNode::new(1);
+    let health = node.api.as_ref().unwrap().health_address.unwrap();
+    for address in [node.address(), health] {
         let answer = ask(address, "GET", "/metrics", &[], b"");
         assert_eq!(answer.status, 200, "without a token");
         Scrape::read(std::str::from_utf8(&answer.body).unwrap());
         ask(address, "POST", "/metrics", &[], b"").problem(405, "method-not-allowed");
     }
     let elsewhere = [("host", "evil.example")];
-    ask(bench.address(), "GET", "/metrics", &elsewhere, b"").problem(421, "wrong-host");
+    ask(node.address(), "GET", "/metrics", &elsewhere, b"").problem(421, "wrong-host");
     assert_eq!(
         ask(health, "GET", "/metrics", &elsewhere, b"").status,
         200,
@@ -167,26 +168,26 @@ fn both_listeners_serve_the_numbers_as_they_serve_probes() {
     );
 }
 
-fn of_daemon(serving: &Serving) -> Scrape {
-    let url = serving.base.replace("/api/v1", "/metrics");
+fn of_daemon(daemon: &DaemonProcess) -> Scrape {
+    let url = daemon.base.replace("/api/v1", "/metrics");
     let text = ureq::get(url).call().unwrap().body_mut().read_to_string().unwrap();
     Scrape::read(&text)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_allocate_is_counted_in_the_metrics() {
-    let house = House::new(
+    let node = ProcessNode::new(
         "gpus: sim:2xh100\nstack: [{ policy: timeslice, parameters: { replicas: 2 } }, { policy: quota }]",
     )
     .await;
-    let serving = house.serve();
-    house.kubelet.wait_allocatable(SHARED, 4, SOON).await.unwrap();
-    let before = of_daemon(&serving);
-    house.start("a", SHARED, 1).await.unwrap();
+    let daemon = node.serve();
+    node.kubelet.wait_allocatable(SHARED, 4, SOON).await.unwrap();
+    let before = of_daemon(&daemon);
+    node.start("a", SHARED, 1).await.unwrap();
     let granted = ["hook=\"admit\"", "outcome=\"granted\""];
     let end = Instant::now() + SOON;
     let after = loop {
-        let scrape = of_daemon(&serving);
+        let scrape = of_daemon(&daemon);
         // The decision is recorded a moment later.
         if scrape.sum("berth_journal_kept", &[]) > before.sum("berth_journal_kept", &[]) + 1.0 {
             break scrape;
@@ -209,45 +210,35 @@ async fn an_allocate_is_counted_in_the_metrics() {
     assert_eq!(after.sum("berth_journal_lost_total", &[]), 0.0);
 
     // The same in the operator's view of the stack.
-    let stack = serving.call("GET", "/stack", &serde_json::Value::Null);
+    let stack = daemon.call("GET", "/stack", &serde_json::Value::Null);
     let hook = &stack["entries"][0]["record"]["hooks"]["place"];
     let number = |key: &str| hook[key].as_u64().unwrap();
     assert_eq!((number("calls"), number("passes"), number("faults")), (1, 0, 0), "{stack}");
     assert!(number("p50Microseconds") > 0 && number("p50Microseconds") <= number("worstMicroseconds"));
-    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_berth"));
-    let typed = command
-        .args(["policy", "stack"])
-        .env("BERTH_SERVER", serving.base.strip_suffix("/api/v1").unwrap())
-        .env("BERTH_TOKEN_FILE", house.folder.path().join("state/token"))
-        .output()
-        .unwrap();
-    let said = String::from_utf8(typed.stdout).unwrap();
-    assert!(said.contains("P99") && said.contains("timeslice  place"), "{said}");
+    let printed = daemon.printed(&["policy", "stack"]);
+    assert!(printed.contains("P99") && printed.contains("timeslice  place"), "{printed}");
 }
 
 /// What the events of the node are made of.
 #[test]
 fn faults_and_suspensions_of_policies_are_transitions() {
-    let bench = Bench::new(1);
-    bench.upload(&module("share", "1")).expect(201);
+    let node = AdminNode::new(1);
+    node.upload(&module("share", "1")).expect(201);
     let entries = json!([{"policy": "share", "parameters": {"shares": 2}}]);
-    bench.json("PUT", "/api/v1/stack", &json!({"entries": entries}).to_string()).expect(200);
-    let mut statuses = bench.kernel.watch_policy_statuses();
+    node.json("PUT", "/api/v1/stack", &json!({"entries": entries}).to_string()).expect(200);
+    let mut statuses = node.kernel.watch_policy_statuses();
     let first_status =
         |statuses: &berth_core::stack::PolicyStatuses| statuses.values().next().unwrap().clone();
     assert_eq!(first_status(&statuses.borrow_and_update()).faults, 0);
-    bench.policies.broken.store(true, Ordering::SeqCst);
+    node.policies.broken.store(true, Ordering::SeqCst);
     for faults in 1..=u64::from(berth_core::stack::FAULTS_TO_SUSPEND) {
-        bench.runtime.block_on(bench.kernel.reoffer()).unwrap();
-        bench
-            .runtime
-            .block_on(statuses.wait_for(|statuses| first_status(statuses).faults >= faults))
-            .unwrap();
+        node.runtime.block_on(node.kernel.reoffer()).unwrap();
+        node.runtime.block_on(statuses.wait_for(|statuses| first_status(statuses).faults >= faults)).unwrap();
     }
     let sick = first_status(&statuses.borrow_and_update());
     assert!(sick.suspended && sick.last.as_deref() == Some("offer: unreachable (trap)"), "{sick:?}");
-    bench.policies.broken.store(false, Ordering::SeqCst);
-    bench.delete("/api/v1/stack/entries/0/suspension").expect(200);
+    node.policies.broken.store(false, Ordering::SeqCst);
+    node.delete("/api/v1/stack/entries/0/suspension").expect(200);
     assert!(!first_status(&statuses.borrow_and_update()).suspended);
 }
 
@@ -302,37 +293,37 @@ async fn every_family_of_the_table_is_exported_and_counters_do_not_decrease() {
     let machine = folder.path().join("machine.json");
     let mut simulated = json!({"model": "h100", "count": 3});
     files::replace(&machine, simulated.to_string());
-    let house = House::new(&format!(
+    let node = ProcessNode::new(&format!(
         "gpus: \"sim:{}\"\nstack: [{{ policy: timeslice, parameters: {{ replicas: 2 }} }}, {{ policy: quota }}]",
         machine.display()
     ))
     .await;
-    let serving = house.serve();
-    house.kubelet.wait_allocatable(SHARED, 6, SOON).await.unwrap();
-    let before = of_daemon(&serving);
-    house.start("a", SHARED, 1).await.unwrap();
+    let daemon = node.serve();
+    node.kubelet.wait_allocatable(SHARED, 6, SOON).await.unwrap();
+    let before = of_daemon(&daemon);
+    node.start("a", SHARED, 1).await.unwrap();
     simulated["events"] = json!([{"seq": 1, "gpu": 2, "xid": 79}]);
     files::replace(&machine, simulated.to_string());
-    let gpus = serving.call("GET", "/gpus", &serde_json::Value::Null)["items"].as_array().unwrap().clone();
+    let gpus = daemon.call("GET", "/gpus", &serde_json::Value::Null)["items"].as_array().unwrap().clone();
     let holds =
         |gpu: &&serde_json::Value| gpu["resources"].as_array().unwrap().iter().any(|of| of["held"] == 1);
     let held = gpus.iter().find(holds).unwrap_or_else(|| panic!("{gpus:?}"))["uuid"].as_str().unwrap();
     let deadline = json!({"reason": "fans", "deadlineSeconds": 3600});
-    serving.call("PUT", &format!("/gpus/{held}/drain"), &deadline);
+    daemon.call("PUT", &format!("/gpus/{held}/drain"), &deadline);
     let journal = |scrape: &Scrape| scrape.sum("berth_journal_kept", &[]) > 0.0;
     let shared = format!("resource=\"{SHARED}\"");
     let end = Instant::now() + SOON;
     let after = loop {
-        let scrape = of_daemon(&serving);
-        let looked = scrape.sum("berth_gpu_scan_timestamp_seconds", &[]) > 0.0;
-        let rounds = scrape.sum("berth_reconcile_passes_total", &[]) > 0.0;
+        let scrape = of_daemon(&daemon);
+        let scanned = scrape.sum("berth_gpu_scan_timestamp_seconds", &[]) > 0.0;
+        let passes = scrape.sum("berth_reconcile_passes_total", &[]) > 0.0;
         let drains = scrape.sum("berth_gpu_drain_holders", &[]) > 0.0;
         let sick = scrape.sum("berth_gpu_health_changes_total", &["state=\"unhealthy\""]) > 0.0;
         // The XID is counted shortly after it was passed to the policies, and their judgement may come before that.
         let reported = scrape.sum("berth_gpu_xids_total", &["code=\"79\""]) > 0.0;
         // The state is set by another task than the one that sends the list.
         let registered = scrape.sum("berth_kubelet_registration", &[&shared, "state=\"registered\""]) > 0.0;
-        if journal(&scrape) && looked && rounds && drains && sick && reported && registered {
+        if journal(&scrape) && scanned && passes && drains && sick && reported && registered {
             break scrape;
         }
         assert!(Instant::now() < end, "{:?}", scrape.values);
@@ -401,24 +392,24 @@ async fn every_family_of_the_table_is_exported_and_counters_do_not_decrease() {
 /// Whatever clients request, and however often, the number of series stays within the limits of the table.
 #[test]
 fn no_client_and_no_pod_adds_labels() {
-    let bench = Bench::new(2);
-    let kernel = &bench.kernel;
-    scraped(&bench);
+    let node = AdminNode::new(2);
+    let kernel = &node.kernel;
+    scraped(&node);
     let routes = |scrape: &Scrape| scrape.values.keys().filter(|s| s.starts_with("berth_http")).count();
-    bench.get("/api/v1/gpus/GPU-0").expect(200);
-    bench.get("/api/v1/gpus/unknown").problem(404, "unknown-gpu");
-    ask(bench.address(), "GET", "/nothing", &[], b"").problem(404, "no-such-route");
-    ask(bench.address(), "BREW", "/livez", &[], b"");
-    scraped(&bench);
-    let before = scraped(&bench);
+    node.get("/api/v1/gpus/GPU-0").expect(200);
+    node.get("/api/v1/gpus/unknown").problem(404, "unknown-gpu");
+    ask(node.address(), "GET", "/nothing", &[], b"").problem(404, "no-such-route");
+    ask(node.address(), "BREW", "/livez", &[], b"");
+    scraped(&node);
+    let before = scraped(&node);
     for n in 0..200 {
-        bench.get(&format!("/api/v1/gpus/GPU-x{n}")).problem(404, "unknown-gpu");
-        ask(bench.address(), "GET", &format!("/nothing/{n}"), &[], b"").problem(404, "no-such-route");
-        ask(bench.address(), &format!("BREW{}", char::from(b'A' + (n % 26) as u8)), "/livez", &[], b"");
+        node.get(&format!("/api/v1/gpus/GPU-x{n}")).problem(404, "unknown-gpu");
+        ask(node.address(), "GET", &format!("/nothing/{n}"), &[], b"").problem(404, "no-such-route");
+        ask(node.address(), &format!("BREW{}", char::from(b'A' + (n % 26) as u8)), "/livez", &[], b"");
         kernel.counters().gpus.xid("GPU-0", 1_000 + n);
         kernel.counters().gpus.xid(&format!("GPU-{n}"), 79);
     }
-    let after = scraped(&bench);
+    let after = scraped(&node);
     assert_eq!(routes(&after), routes(&before));
     let unknown = ["route=\"/api/v1/gpus/{uuid}\"", "method=\"GET\"", "status=\"4xx\""];
     assert_eq!(after.sum("berth_http_requests_total", &unknown), 201.0);
@@ -432,14 +423,14 @@ fn no_client_and_no_pod_adds_labels() {
 /// What reads snapshots does not wait for who works.
 #[test]
 fn a_scrape_waits_neither_for_the_ledger_nor_for_policies() {
-    let bench = Bench::new(1);
-    let heartbeat = &bench.kernel.counters().keeper.heartbeat;
+    let node = AdminNode::new(1);
+    let heartbeat = &node.kernel.counters().keeper.heartbeat;
     // An append has a deadline of 2 s. If it passes on a busy machine before the scrape ends, the test repeats.
     until("a scrape while the ledger waits for its store", || {
-        until("the store works", || bench.delete("/api/v1/gpus/GPU-0/cordon").status == 200);
-        let held = bench.store_held.lock().unwrap();
+        until("the store works", || node.delete("/api/v1/gpus/GPU-0/cordon").status == 200);
+        let held = node.store_held.lock().unwrap();
         let cordon = {
-            let (address, bearer) = (bench.address(), format!("Bearer {}", bench.token));
+            let (address, bearer) = (node.address(), format!("Bearer {}", node.token));
             std::thread::spawn(move || {
                 let headers = [("authorization", bearer.as_str()), ("content-type", "application/json")];
                 ask(address, "PUT", "/api/v1/gpus/GPU-0/cordon", &headers, b"{}").status
@@ -449,10 +440,10 @@ fn a_scrape_waits_neither_for_the_ledger_nor_for_policies() {
             let waits = heartbeat.busy_for().is_some_and(|busy| busy >= Duration::from_millis(300));
             waits || cordon.is_finished()
         });
-        scraped(&bench);
+        scraped(&node);
         let waited = !cordon.is_finished();
         drop(held);
         waited && cordon.join().unwrap() == 200
     });
-    assert!(scraped(&bench).sum("berth_keeper_turn_duration_seconds_count", &[]) > 1.0);
+    assert!(scraped(&node).sum("berth_keeper_turn_duration_seconds_count", &[]) > 1.0);
 }

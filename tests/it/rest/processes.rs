@@ -1,8 +1,10 @@
 //! Processes on GPUs, over the whole daemon: real processes of this machine on simulated GPUs, and a `/proc` of files
 //! that names their containers. Read over REST and by the command line.
 
-use crate::daemon::process::{House, SHARED, SOON, Serving, berth};
 use crate::support::files;
+use crate::support::gpus::SHARED;
+use crate::support::process_node::{DaemonProcess, ProcessNode, berth};
+use crate::support::wait::SOON;
 use serde_json::Value;
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -88,37 +90,7 @@ pub(crate) fn systemd(uid: &str, digit: &str) -> String {
     format!("/kubepods.slice/kubepods-pod{flat}.slice/cri-containerd-{}.scope", digit.repeat(64))
 }
 
-impl Serving {
-    pub(crate) fn get(&self, path: &str) -> Value {
-        self.call("GET", path, &Value::Null)
-    }
-
-    /// Sends requests until the response is as expected.
-    pub(crate) fn await_that(&self, path: &str, what: &str, holds: impl Fn(&Value) -> bool) -> Value {
-        let end = Instant::now() + SOON;
-        loop {
-            let answer = self.get(path);
-            if holds(&answer) {
-                return answer;
-            }
-            assert!(Instant::now() < end, "waited in vain for {what}: {answer}");
-            std::thread::sleep(Duration::from_millis(20));
-        }
-    }
-
-    /// What the command line shows.
-    fn typed(&self, house: &House, args: &[&str]) -> String {
-        let mut command = berth();
-        command
-            .args(args)
-            .env("BERTH_SERVER", self.base.trim_end_matches("/api/v1"))
-            .env("BERTH_TOKEN_FILE", house.folder.path().join("state/token"))
-            .stdout(Stdio::piped());
-        let output = command.output().unwrap();
-        assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
-        String::from_utf8(output.stdout).unwrap()
-    }
-
+impl DaemonProcess {
     fn until_logged(&self, words: &str, times: usize) {
         let end = Instant::now() + SOON;
         while self.count_in_log(words) < times {
@@ -143,22 +115,22 @@ fn by_pid(list: &Value, pid: u32) -> Value {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn processes_are_shown_with_their_pods_and_those_without_an_allocation_are_listed() {
     let machine = Machine::new(HOST);
-    let house = House::new(&machine.settings()).await;
-    let serving = house.serve();
-    house.kubelet.wait_allocatable(SHARED, 4, SOON).await.unwrap();
-    let uid = house.start("trainer", SHARED, 1).await.unwrap();
-    serving.until("its holder", |live| live.len() == 1 && live[0]["holder"]["podUid"].is_string());
-    let allocation = serving.live().remove(0);
+    let node = ProcessNode::new(&machine.settings()).await;
+    let daemon = node.serve();
+    node.kubelet.wait_allocatable(SHARED, 4, SOON).await.unwrap();
+    let uid = node.start("trainer", SHARED, 1).await.unwrap();
+    daemon.until("its holder", |live| live.len() == 1 && live[0]["holder"]["podUid"].is_string());
+    let allocation = daemon.live().remove(0);
     assert_eq!(allocation["uses"][0]["memoryUsedMiB"], 0);
     let (id, gpu) = (allocation["id"].as_str().unwrap(), allocation["gpus"][0].as_str().unwrap());
-    let index = serving.get(&format!("/gpus/{gpu}"))["index"].as_u64().unwrap();
+    let index = daemon.get(&format!("/gpus/{gpu}"))["index"].as_u64().unwrap();
     assert_eq!(index, 0, "the machine's file puts the processes there");
 
-    let (mine, stray, daemon) = (Sleeper::start(), Sleeper::start(), Sleeper::start());
+    let (mine, stray, dcgm) = (Sleeper::start(), Sleeper::start(), Sleeper::start());
     machine.place(mine.pid(), &systemd(&uid, "a"));
     machine.place(stray.pid(), "/kubepods/besteffort/pod00112233445566778899aabbccddeeff/bbbbbbbbbbbb");
-    machine.replace(daemon.pid(), "dcgmi", "/system.slice/dcgm.service");
-    let (m, s, d) = (mine.pid(), stray.pid(), daemon.pid());
+    machine.replace(dcgm.pid(), "dcgmi", "/system.slice/dcgm.service");
+    let (m, s, d) = (mine.pid(), stray.pid(), dcgm.pid());
     let runs = |memory: u64| {
         machine
             .runs(&format!("{{pid: {m}, memoryMiB: {memory}}}, {{pid: {s}, memoryMiB: 99}}, {{pid: {d}}}"));
@@ -166,7 +138,7 @@ async fn processes_are_shown_with_their_pods_and_those_without_an_allocation_are
     runs(512);
 
     let on_gpu = format!("/gpus/{gpu}/processes");
-    let list = serving.await_that(&on_gpu, "a bypass", |list| by_pid(list, s)["right"] == "bypass");
+    let list = daemon.get_until(&on_gpu, |list| by_pid(list, s)["right"] == "bypass");
     assert_eq!(list["sight"]["state"], "visible");
     let known = by_pid(&list, m);
     assert_eq!((&known["right"], &known["allocations"][0]), (&"allocation".into(), &id.into()));
@@ -175,76 +147,81 @@ async fn processes_are_shown_with_their_pods_and_those_without_an_allocation_are
     assert_eq!(known["containerId"], "a".repeat(64));
     assert_eq!(by_pid(&list, d)["right"], "ignored");
 
-    let bypass = serving.get("/bypass");
+    let bypass = daemon.get("/bypass");
     assert_eq!(bypass["total"], 1, "{bypass}");
     let one = by_pid(&bypass, s);
     assert_eq!((&one["reason"], &one["gpu"]), (&"podHoldsNothing".into(), &gpu.into()));
     assert_eq!(one["pod"]["uid"], "00112233445566778899aabbccddeeff");
-    let node = serving.get("/node");
-    assert_eq!((&node["processes"]["state"], &node["counts"]["bypasses"]), (&"visible".into(), &1.into()));
-    let shown = serving.get(&format!("/gpus/{gpu}"));
+    let answer = daemon.get("/node");
+    assert_eq!(
+        (&answer["processes"]["state"], &answer["counts"]["bypasses"]),
+        (&"visible".into(), &1.into())
+    );
+    let shown = daemon.get(&format!("/gpus/{gpu}"));
     assert_eq!((&shown["processes"], &shown["bypasses"]), (&2.into(), &1.into()), "the daemon is left out");
 
-    let uses = serving.live().remove(0)["uses"][0].clone();
+    let uses = daemon.live().remove(0)["uses"][0].clone();
     assert_eq!((&uses["memoryUsedMiB"], &uses["pids"][0]), (&512.into(), &m.into()));
     let limit = uses["memoryLimitMiB"].as_u64().expect("a share of a T4 has a limit");
     assert_eq!(uses["overLimit"], false);
-    assert_eq!(serving.live()[0]["limits"]["enforcedBy"], "none");
+    assert_eq!(daemon.live()[0]["limits"]["enforcedBy"], "none");
     runs(limit + 1);
-    serving.until("more than it may", |live| live[0]["uses"][0]["overLimit"] == true);
+    daemon.until("more than it may", |live| live[0]["uses"][0]["overLimit"] == true);
 
-    let typed = serving.typed(&house, &["process", "list", "--gpu", "0"]);
+    let printed = daemon.printed(&["process", "list", "--gpu", "0"]);
     for word in ["sleep", "ns/trainer", "BYPASS", "dcgmi", "ignored"] {
-        assert!(typed.contains(word), "{word}: {typed}");
+        assert!(printed.contains(word), "{word}: {printed}");
     }
-    assert!(typed.lines().all(|line| line.len() <= 80), "{typed}");
-    let typed = serving.typed(&house, &["process", "list", "-o", "wide"]);
-    assert!(typed.contains(id), "{typed}");
-    let typed = serving.typed(&house, &["process", "bypass"]);
-    assert!(typed.contains(&s.to_string()) && typed.contains("NVIDIA_VISIBLE_DEVICES"), "{typed}");
-    let typed = serving.typed(&house, &["gpu", "show", "0"]);
-    assert!(typed.contains("1 process without an allocation") && typed.contains("BYPASS"), "{typed}");
-    let typed = serving.typed(&house, &["allocation", "list"]);
-    assert!(typed.contains(&format!("uses {} of {limit} MiB: more than its limit", limit + 1)), "{typed}");
-    let typed = serving.typed(&house, &["allocation", "list", "-o", "wide"]);
-    assert!(typed.contains(&format!("{}/{limit} OVER", limit + 1)), "{typed}");
-    let typed = serving.typed(&house, &["allocation", "show", id]);
-    assert!(typed.contains("enforced by none") && typed.contains(&format!("by {m}")), "{typed}");
+    assert!(printed.lines().all(|line| line.len() <= 80), "{printed}");
+    let printed = daemon.printed(&["process", "list", "-o", "wide"]);
+    assert!(printed.contains(id), "{printed}");
+    let printed = daemon.printed(&["process", "bypass"]);
+    assert!(printed.contains(&s.to_string()) && printed.contains("NVIDIA_VISIBLE_DEVICES"), "{printed}");
+    let printed = daemon.printed(&["gpu", "show", "0"]);
+    assert!(printed.contains("1 process without an allocation") && printed.contains("BYPASS"), "{printed}");
+    let printed = daemon.printed(&["allocation", "list"]);
+    assert!(
+        printed.contains(&format!("uses {} of {limit} MiB: more than its limit", limit + 1)),
+        "{printed}"
+    );
+    let printed = daemon.printed(&["allocation", "list", "-o", "wide"]);
+    assert!(printed.contains(&format!("{}/{limit} OVER", limit + 1)), "{printed}");
+    let printed = daemon.printed(&["allocation", "show", id]);
+    assert!(printed.contains("enforced by none") && printed.contains(&format!("by {m}")), "{printed}");
 
     // The pod's process ends, and its id goes to one of the host.
     machine.replace(m, "intruder", "/user.slice");
-    let other =
-        serving.await_that("/bypass", "another process", |list| by_pid(list, m)["name"] == "intruder");
+    let other = daemon.get_until("/bypass", |list| by_pid(list, m)["name"] == "intruder");
     assert_eq!(by_pid(&other, m)["reason"], "hostProcess");
-    assert_eq!(serving.live()[0]["uses"][0]["memoryUsedMiB"], 0);
+    assert_eq!(daemon.live()[0]["uses"][0]["memoryUsedMiB"], 0);
 
     let (began, ended) = ("is used without an allocation by process", "no longer uses GPU");
-    serving.until_logged(began, 2);
+    daemon.until_logged(began, 2);
     machine.runs("");
-    serving.await_that("/bypass", "an empty list", |list| list["total"] == 0);
-    serving.until_logged(ended, 2);
-    assert_eq!((serving.count_in_log(began), serving.count_in_log(ended)), (2, 2), "{}", serving.log());
+    daemon.get_until("/bypass", |list| list["total"] == 0);
+    daemon.until_logged(ended, 2);
+    assert_eq!((daemon.count_in_log(began), daemon.count_in_log(ended)), (2, 2), "{}", daemon.log());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_containers_on_one_gpu_are_distinguished_and_leftover_processes_are_named() {
     let machine = Machine::new(HOST);
-    let house = House::new(&machine.settings()).await;
-    let serving = house.serve();
-    house.kubelet.wait_allocatable(SHARED, 4, SOON).await.unwrap();
+    let node = ProcessNode::new(&machine.settings()).await;
+    let daemon = node.serve();
+    node.kubelet.wait_allocatable(SHARED, 4, SOON).await.unwrap();
     let pod = kubelet_standin::PodSpec::new("ns", "two-containers")
         .container("left", &[(SHARED, 1)])
         .container("right", &[(SHARED, 1)])
         .container("more", &[(SHARED, 1)]);
     let uid = pod.uid.clone();
-    house.kubelet.admit(pod).await.unwrap();
-    house.kubelet.run(&uid).await.unwrap();
-    serving.until("its holders", |live| {
+    node.kubelet.admit(pod).await.unwrap();
+    node.kubelet.run(&uid).await.unwrap();
+    daemon.until("its holders", |live| {
         live.len() == 3 && live.iter().all(|a| a["holder"]["container"].is_string())
     });
-    let live = serving.live();
+    let live = daemon.live();
     let gpu_of = |a: &Value| a["gpus"][0].as_str().unwrap().to_owned();
-    let first = serving.get("/gpus")["items"][0]["uuid"].as_str().unwrap().to_owned();
+    let first = daemon.get("/gpus")["items"][0]["uuid"].as_str().unwrap().to_owned();
     let here: Vec<&Value> = live.iter().filter(|a| gpu_of(a) == first).collect();
     assert_eq!(here.len(), 2, "three shares of two GPUs with two each: {live:?}");
     let name = |a: &Value| a["holder"]["container"].as_str().unwrap().to_owned();
@@ -261,50 +238,50 @@ async fn two_containers_on_one_gpu_are_distinguished_and_leftover_processes_are_
     machine.runs(&format!("{{pid: {k}, memoryMiB: 100}}, {{pid: {u}, memoryMiB: 50}}"));
 
     let on_gpu = format!("/gpus/{first}/processes");
-    let list = serving.await_that(&on_gpu, "both", |list| list["items"].as_array().unwrap().len() == 2);
+    let list = daemon.get_until(&on_gpu, |list| list["items"].as_array().unwrap().len() == 2);
     assert_eq!(by_pid(&list, k)["right"], "allocation");
     assert_eq!(by_pid(&list, k)["allocations"][0], here[0]["id"]);
     assert_eq!(by_pid(&list, k)["pod"]["container"], name(here[0]));
     assert_eq!(by_pid(&list, u)["right"], "shared");
-    let used = serving.get(&format!("/allocations/{}", here[0]["id"].as_str().unwrap()))["uses"][0].clone();
+    let used = daemon.get(&format!("/allocations/{}", here[0]["id"].as_str().unwrap()))["uses"][0].clone();
     assert_eq!((&used["memoryUsedMiB"], &used["shared"]["memoryMiB"]), (&100.into(), &50.into()));
     assert_eq!(used["shared"]["with"][0], here[1]["id"]);
-    assert_eq!(serving.get("/bypass")["total"], 0);
+    assert_eq!(daemon.get("/bypass")["total"], 0);
 
     // The pod is deleted; its processes stay.
-    house.kubelet.delete(&uid);
-    let left = serving.await_that("/bypass", "what is left", |list| list["total"] == 2);
+    node.kubelet.delete(&uid);
+    let left = daemon.get_until("/bypass", |list| list["total"] == 2);
     assert_eq!(by_pid(&left, k)["reason"], "leftover");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_the_hosts_pids_it_reports_what_it_cannot_see() {
     let machine = Machine::new("pid:[4026532999]");
-    let house = House::new(&machine.settings()).await;
-    let serving = house.serve();
-    house.kubelet.wait_allocatable(SHARED, 4, SOON).await.unwrap();
-    house.start("trainer", SHARED, 1).await.unwrap();
-    let node = serving.get("/node");
-    assert_eq!(node["processes"]["state"], "pidsHidden");
-    assert!(node["processes"]["fix"].as_str().unwrap().contains("hostPID: true"));
-    let gpu = serving.live()[0]["gpus"][0].as_str().unwrap().to_owned();
-    assert_eq!(serving.live()[0]["uses"][0]["memoryUsedMiB"], Value::Null);
+    let node = ProcessNode::new(&machine.settings()).await;
+    let daemon = node.serve();
+    node.kubelet.wait_allocatable(SHARED, 4, SOON).await.unwrap();
+    node.start("trainer", SHARED, 1).await.unwrap();
+    let answer = daemon.get("/node");
+    assert_eq!(answer["processes"]["state"], "pidsHidden");
+    assert!(answer["processes"]["fix"].as_str().unwrap().contains("hostPID: true"));
+    let gpu = daemon.live()[0]["gpus"][0].as_str().unwrap().to_owned();
+    assert_eq!(daemon.live()[0]["uses"][0]["memoryUsedMiB"], Value::Null);
 
     // This process's id is that of another process on the host: it is ignored.
     machine.runs(&format!("{{pid: {}, memoryMiB: 7}}", std::process::id()));
     let on_gpu = format!("/gpus/{gpu}/processes");
-    let list = serving.await_that(&on_gpu, "it", |list| list["items"].as_array().unwrap().len() == 1);
+    let list = daemon.get_until(&on_gpu, |list| list["items"].as_array().unwrap().len() == 1);
     assert_eq!((&list["items"][0]["right"], &list["items"][0]["name"]), (&"unclear".into(), &Value::Null));
-    let typed = serving.typed(&house, &["process", "list"]);
-    assert!(typed.contains("hostPID: true"), "{typed}");
-    serving.stop();
+    let printed = daemon.printed(&["process", "list"]);
+    assert!(printed.contains("hostPID: true"), "{printed}");
+    daemon.stop();
 
     // What `berth node check` says of the same.
-    let command = house.command();
+    let command = node.command();
     let shown: Vec<_> = command.get_args().collect();
     let mut check = berth();
     check.args(["node", "check"]).args(&shown[1..]).stdout(Stdio::piped()).stderr(Stdio::null());
-    let said = String::from_utf8(check.output().unwrap().stdout).unwrap();
-    let line = said.lines().find(|line| line.contains("processes")).expect("a line about processes");
-    assert!(line.starts_with("WARN") && line.contains("hostPID: true"), "{said}");
+    let output = String::from_utf8(check.output().unwrap().stdout).unwrap();
+    let line = output.lines().find(|line| line.contains("processes")).expect("a line about processes");
+    assert!(line.starts_with("WARN") && line.contains("hostPID: true"), "{output}");
 }

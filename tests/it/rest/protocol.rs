@@ -1,18 +1,18 @@
 //! Checks before a handler: token, host, sizes, methods, broken requests; start and stop of the admin API.
 
 use crate::rest::queries::operations;
-use crate::support::admin_bench::{Bench, ask};
 use crate::support::admin_fakes::module;
+use crate::support::admin_node::{AdminNode, ask};
 use crate::support::port::Port;
 use crate::support::wait::{SOON, until};
-use berth_admin::Server;
+use berth_admin::AdminServer;
 use berth_http::{AdminError, Settings};
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-fn raw(bench: &Bench, request: &[u8]) -> String {
-    let mut stream = TcpStream::connect(bench.address()).unwrap();
+fn raw(node: &AdminNode, request: &[u8]) -> String {
+    let mut stream = TcpStream::connect(node.address()).unwrap();
     stream.set_read_timeout(Some(SOON)).unwrap();
     stream.write_all(request).unwrap();
     let _ = stream.shutdown(Shutdown::Write);
@@ -23,9 +23,9 @@ fn raw(bench: &Bench, request: &[u8]) -> String {
 
 #[test]
 fn all_of_api_v1_needs_the_token_which_is_never_part_of_a_url() {
-    let bench = Bench::new(1);
+    let node = AdminNode::new(1);
     let wrong = format!("Bearer {}", "0".repeat(64));
-    let operations = operations(&bench).into_iter().map(|operation| (operation.method, operation.path));
+    let operations = operations(&node).into_iter().map(|operation| (operation.method, operation.path));
     // What is no operation needs it, too.
     let unknown = [
         ("GET", "/api/v1"),
@@ -41,21 +41,21 @@ fn all_of_api_v1_needs_the_token_which_is_never_part_of_a_url() {
     let open: Vec<&str> = open.iter().map(|(_, path)| path.as_str()).collect();
     assert_eq!(open, ["/livez", "/metrics", "/readyz"]);
     for (method, path) in &guarded {
-        let bare = bench.ask_bare(method, path, &[], b"");
+        let bare = node.ask_bare(method, path, &[], b"");
         bare.problem(401, "unauthorized");
         assert!(bare.headers["www-authenticate"].starts_with("Bearer"));
-        bench.ask_bare(method, path, &[("authorization", &wrong)], b"").problem(401, "unauthorized");
+        node.ask_bare(method, path, &[("authorization", &wrong)], b"").problem(401, "unauthorized");
     }
     for query in ["token", "access_token", "authorization"] {
-        let path = format!("/api/v1/node?{query}={}", bench.token);
-        bench.ask_bare("GET", &path, &[], b"").problem(401, "unauthorized");
+        let path = format!("/api/v1/node?{query}={}", node.token);
+        node.ask_bare("GET", &path, &[], b"").problem(401, "unauthorized");
     }
-    bench.get("/api/v1/node").expect(200);
+    node.get("/api/v1/node").expect(200);
 }
 
 #[test]
 fn other_hosts_are_refused_on_every_route() {
-    let bench = Bench::new(1);
+    let node = AdminNode::new(1);
     for path in [
         "/",
         "/page/page.js",
@@ -67,24 +67,24 @@ fn other_hosts_are_refused_on_every_route() {
         "/nothing",
     ] {
         for host in ["evil.example", "10.0.0.1:9470", "127.0.0.1.evil.example"] {
-            bench.ask("GET", path, &[("host", host)], b"").problem(421, "wrong-host");
+            node.ask("GET", path, &[("host", host)], b"").problem(421, "wrong-host");
         }
     }
-    let port = bench.address().port();
+    let port = node.address().port();
     for host in ["localhost", "127.0.0.1", "[::1]"] {
         for host in [host.to_owned(), format!("{host}:{port}")] {
-            bench.ask("GET", "/api/v1/node", &[("host", &host)], b"").expect(200);
+            node.ask("GET", "/api/v1/node", &[("host", &host)], b"").expect(200);
         }
     }
-    let none = raw(&bench, b"GET /livez HTTP/1.0\r\n\r\n");
+    let none = raw(&node, b"GET /livez HTTP/1.0\r\n\r\n");
     assert!(none.starts_with("HTTP/1.0 421"), "{none}");
-    let two = raw(&bench, b"GET /livez HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n");
+    let two = raw(&node, b"GET /livez HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n");
     assert!(two.starts_with("HTTP/1.1 4"), "{two}");
 }
 
 #[test]
 fn unknown_resources_and_impossible_changes_are_problems() {
-    let bench = Bench::new(1);
+    let node = AdminNode::new(1);
     for path in [
         "/nothing",
         "/api",
@@ -94,7 +94,7 @@ fn unknown_resources_and_impossible_changes_are_problems() {
         "/api/v1/gpus/GPU-0/x",
         "/metrics/x",
     ] {
-        bench.get(path).problem(404, "no-such-route");
+        node.get(path).problem(404, "no-such-route");
     }
     for (method, path, allow) in [
         ("POST", "/api/v1/gpus", "GET, HEAD"),
@@ -109,7 +109,7 @@ fn unknown_resources_and_impossible_changes_are_problems() {
         ("POST", "/", "GET, HEAD"),
         ("PUT", "/page/page.js", "GET, HEAD"),
     ] {
-        let answer = bench.ask(method, path, &[], b"");
+        let answer = node.ask(method, path, &[], b"");
         answer.problem(405, "method-not-allowed");
         assert_eq!(answer.headers["allow"], allow, "{method} {path}");
     }
@@ -123,54 +123,53 @@ fn unknown_resources_and_impossible_changes_are_problems() {
         "/api/v1/policies/latest",
         "/api/v1/policies/latest/module",
     ] {
-        bench.get(path).problem(400, "malformed-path");
+        node.get(path).problem(400, "malformed-path");
     }
-    bench.get(&format!("/api/v1/gpus/{}", "x".repeat(10_000))).problem(400, "malformed-path");
+    node.get(&format!("/api/v1/gpus/{}", "x".repeat(10_000))).problem(400, "malformed-path");
 }
 
 #[test]
 fn bodies_must_match_their_content_type_and_the_route() {
-    let bench = Bench::new(1);
+    let node = AdminNode::new(1);
     let cordon = "/api/v1/gpus/GPU-0/cordon";
     for broken in ["{", "{\"reason\": \"x\"", "nonsense", "{\"reason\": \"\u{0}\"}", "\u{feff}{}"] {
-        bench.json("PUT", cordon, broken).problem(400, "malformed-json");
+        node.json("PUT", cordon, broken).problem(400, "malformed-json");
     }
-    bench
-        .ask("PUT", cordon, &[("content-type", "application/json")], b"\xff\xfe")
+    node.ask("PUT", cordon, &[("content-type", "application/json")], b"\xff\xfe")
         .problem(400, "malformed-json");
     let deep = format!("{{\"entries\": [{{\"parameters\": {{\"a\": {}", "[".repeat(100_000));
-    bench.json("PUT", "/api/v1/stack", &deep).problem(400, "malformed-json");
-    bench.json("PUT", "/api/v1/stack", "").problem(400, "malformed-json");
+    node.json("PUT", "/api/v1/stack", &deep).problem(400, "malformed-json");
+    node.json("PUT", "/api/v1/stack", "").problem(400, "malformed-json");
     for invalid in ["[]", "3", "{\"reason\": 3}", "{\"why\": \"x\"}", "{\"reason\": \"a\\nb\"}"] {
-        bench.json("PUT", cordon, invalid).problem(422, "invalid");
+        node.json("PUT", cordon, invalid).problem(422, "invalid");
     }
     let long = format!("{{\"reason\": \"{}\"}}", "x".repeat(2000));
-    bench.json("PUT", cordon, &long).problem(422, "invalid");
-    bench.ask("PUT", cordon, &[], b"{}").problem(415, "unsupported-media-type");
-    bench.ask("PUT", cordon, &[("content-type", "text/plain")], b"{}").problem(415, "unsupported-media-type");
+    node.json("PUT", cordon, &long).problem(422, "invalid");
+    node.ask("PUT", cordon, &[], b"{}").problem(415, "unsupported-media-type");
+    node.ask("PUT", cordon, &[("content-type", "text/plain")], b"{}").problem(415, "unsupported-media-type");
     let charset = [("content-type", "application/json; charset=utf-8")];
-    bench.ask("PUT", cordon, &charset, b"{}").expect(200);
-    bench.json("POST", "/api/v1/policies", "{}").problem(415, "unsupported-media-type");
+    node.ask("PUT", cordon, &charset, b"{}").expect(200);
+    node.json("POST", "/api/v1/policies", "{}").problem(415, "unsupported-media-type");
     let huge = format!("{{\"reason\": \"{}\"}}", "x".repeat(300 * 1024));
-    bench.json("PUT", cordon, &huge).problem(413, "too-large");
+    node.json("PUT", cordon, &huge).problem(413, "too-large");
 }
 
 #[test]
 fn a_gigabyte_is_refused_before_it_is_read_whether_declared_or_not() {
-    let bench = Bench::new(1);
+    let node = AdminNode::new(1);
     let head = |path: &str, more: &str| {
         let method = if path.ends_with("stack") { "PUT" } else { "POST" };
         let kind = if path.ends_with("stack") { "application/json" } else { "application/wasm" };
         format!(
             "{method} {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {}\r\nContent-Type: {kind}\r\n{more}\r\n\r\n",
-            bench.token
+            node.token
         )
     };
     for path in ["/api/v1/policies", "/api/v1/stack"] {
         let declared = head(path, "Content-Length: 1073741824");
         until("an answer before the body", || {
             let began = Instant::now();
-            let mut stream = TcpStream::connect(bench.address()).unwrap();
+            let mut stream = TcpStream::connect(node.address()).unwrap();
             stream.set_read_timeout(Some(SOON)).unwrap();
             stream.write_all(declared.as_bytes()).unwrap();
             let mut answer = [0; 4096];
@@ -181,7 +180,7 @@ fn a_gigabyte_is_refused_before_it_is_read_whether_declared_or_not() {
         });
 
         until("a connection that is closed while a body is sent", || {
-            let mut stream = TcpStream::connect(bench.address()).unwrap();
+            let mut stream = TcpStream::connect(node.address()).unwrap();
             stream.set_read_timeout(Some(SOON)).unwrap();
             stream.write_all(head(path, "Transfer-Encoding: chunked").as_bytes()).unwrap();
             let (answer, took) = flood(stream);
@@ -190,17 +189,16 @@ fn a_gigabyte_is_refused_before_it_is_read_whether_declared_or_not() {
         });
     }
     // Without the token nothing of it is read at all.
-    let mut stream = TcpStream::connect(bench.address()).unwrap();
+    let mut stream = TcpStream::connect(node.address()).unwrap();
     let anonymous = "POST /api/v1/policies HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1073741824\r\n\r\n";
     stream.write_all(anonymous.as_bytes()).unwrap();
     let mut answer = [0; 4096];
     let n = stream.read(&mut answer).unwrap();
     assert!(String::from_utf8_lossy(&answer[..n]).starts_with("HTTP/1.1 401"));
-    bench.upload(&module("fine", "1")).expect(201);
+    node.upload(&module("fine", "1")).expect(201);
 }
 
-/// Sends chunks without end until the server has had enough. Answers what it said, and after how
-/// long it closed the connection.
+/// Sends chunks until the server closes the connection. Returns its response, and how long that took.
 fn flood(mut stream: TcpStream) -> (String, Duration) {
     let mut reading = stream.try_clone().unwrap();
     let reader = std::thread::spawn(move || {
@@ -219,7 +217,7 @@ fn flood(mut stream: TcpStream) -> (String, Duration) {
 
 #[test]
 fn malformed_requests_close_only_their_own_connection() {
-    let bench = Bench::new(1);
+    let node = AdminNode::new(1);
     let many = format!("GET /livez HTTP/1.1\r\nHost: localhost\r\n{}\r\n", "X-A: b\r\n".repeat(200));
     let long = format!("GET /livez HTTP/1.1\r\nHost: localhost\r\nX-A: {}\r\n\r\n", "b".repeat(300_000));
     let cut = "PUT /api/v1/stack HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n{";
@@ -227,29 +225,29 @@ fn malformed_requests_close_only_their_own_connection() {
     for request in
         ["\r\n\r\n", "nonsense\r\n\r\n", "GET / HTTP/9.9\r\n\r\n", &many, &long, cut, smuggled, "\0\0\0\0"]
     {
-        let answer = raw(&bench, request.as_bytes());
+        let answer = raw(&node, request.as_bytes());
         assert!(!answer.starts_with("HTTP/1.1 2"), "{request:.40}: {answer}");
     }
-    bench.get("/api/v1/node").expect(200);
+    node.get("/api/v1/node").expect(200);
 }
 
 #[test]
 fn a_port_in_use_and_a_bad_token_file_are_reported_with_advice() {
-    let bench = Bench::new(1);
-    let bind = |settings: Settings| Server::bind(settings).err().unwrap();
+    let node = AdminNode::new(1);
+    let bind = |settings: Settings| AdminServer::bind(settings).err().unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let taken = listener.local_addr().unwrap();
-    let error = bind(Settings { listen: taken, ..bench.settings() });
+    let error = bind(Settings { listen: taken, ..node.settings() });
     assert!(
         matches!(error, AdminError::Taken { .. }) && error.to_string().contains("--admin-listen"),
         "{error}"
     );
-    let error = bind(Settings { health_listen: Some(taken), ..bench.settings() });
+    let error = bind(Settings { health_listen: Some(taken), ..node.settings() });
     assert!(error.to_string().contains("--health-listen"), "{error}");
     let nowhere = "192.0.2.1:1".parse().unwrap();
-    let error = bind(Settings { listen: nowhere, ..bench.settings() });
+    let error = bind(Settings { listen: nowhere, ..node.settings() });
     assert!(matches!(error, AdminError::Listen { .. }), "{error}");
-    let error = bind(Settings { token_file: bench.dir.path().into(), ..bench.settings() });
+    let error = bind(Settings { token_file: node.dir.path().into(), ..node.settings() });
     assert!(matches!(error, AdminError::Token { .. }), "{error}");
 }
 
@@ -257,38 +255,38 @@ fn a_port_in_use_and_a_bad_token_file_are_reported_with_advice() {
 fn a_stop_finishes_requests_and_frees_the_port_within_a_second() {
     // On a busy machine a stop may be slow, or close the connection of the upload. The whole test repeats then.
     until("a stop within a second", || {
-        let mut bench = Bench::new(1);
+        let mut node = AdminNode::new(1);
         // Held, so that no other process takes it when it is free.
         let port = Port::held();
-        bench.start_at(&port);
-        let (address, token) = (bench.address(), bench.token.clone());
+        node.start_at(&port);
+        let (address, token) = (node.address(), node.token.clone());
         // Idle connections, one of them in the middle of a head, do not hold the stop up.
         let idle: Vec<_> = (0..5).map(|_| TcpStream::connect(address).unwrap()).collect();
         (&idle[0]).write_all(b"GET /livez HT").unwrap();
-        let running = bench.api.take().unwrap();
+        let running = node.api.take().unwrap();
         let began = Instant::now();
         running.stop();
         if began.elapsed() >= Duration::from_secs(1) || TcpListener::bind(address).is_err() {
             return false;
         }
 
-        bench.start();
-        assert_eq!(bench.token, token, "the token outlives a restart");
+        node.start();
+        assert_eq!(node.token, token, "the token outlives a restart");
         // A request under way is answered, not cut.
-        bench.policies.set_hold(true);
-        let (address, bearer) = (bench.address(), format!("Bearer {token}"));
+        node.policies.set_hold(true);
+        let (address, bearer) = (node.address(), format!("Bearer {token}"));
         let upload = std::thread::spawn(move || {
             let headers = [("authorization", bearer.as_str()), ("content-type", "application/wasm")];
             ask(address, "POST", "/api/v1/policies", &headers, &module("late", "1"))
         });
-        until("the upload", || bench.policies.waiting());
-        let running = bench.api.take().unwrap();
+        until("the upload", || node.policies.waiting());
+        let running = node.api.take().unwrap();
         let stopping = std::thread::spawn(move || {
             let began = Instant::now();
             running.stop();
             began.elapsed()
         });
-        bench.policies.set_hold(false);
+        node.policies.set_hold(false);
         let took = stopping.join().unwrap();
         upload.join().is_ok_and(|answer| answer.status == 201) && took < Duration::from_secs(1)
     });

@@ -1,7 +1,7 @@
 //! Rules for every route of the API's description: unknown keys of a query are refused, and `If-None-Match: *` means
 //! what RFC 9110 says. The routes are those of the description, so none can be left out.
 
-use crate::support::admin_bench::{Answer, Bench};
+use crate::support::admin_node::{AdminNode, Answer};
 use serde_json::Value;
 use std::collections::BTreeSet;
 
@@ -14,8 +14,8 @@ pub(crate) struct Operation {
 }
 
 /// Every operation of the description.
-pub(crate) fn operations(bench: &Bench) -> Vec<Operation> {
-    let allocation = bench.allocate(0).id.to_string();
+pub(crate) fn operations(node: &AdminNode) -> Vec<Operation> {
+    let allocation = node.allocate(0).id.to_string();
     let digest = "0".repeat(64);
     let document: Value = serde_json::from_str(berth_admin::openapi_json()).unwrap();
     let mut found = Vec::new();
@@ -45,16 +45,16 @@ pub(crate) fn operations(bench: &Bench) -> Vec<Operation> {
     found
 }
 
-fn ask(bench: &Bench, method: &str, path: &str, headers: &[(&str, &str)]) -> Answer {
+fn ask(node: &AdminNode, method: &str, path: &str, headers: &[(&str, &str)]) -> Answer {
     let mut all = vec![("content-type", "application/json")];
     all.extend(headers);
     let body: &[u8] = if matches!(method, "GET" | "HEAD" | "DELETE") { b"" } else { b"{}" };
-    bench.ask(method, path, &all, body)
+    node.ask(method, path, &all, body)
 }
 
 #[test]
 fn a_method_that_a_route_does_not_have_is_answered_as_such_with_a_query_too() {
-    let bench = Bench::new(1);
+    let node = AdminNode::new(1);
     for (method, path) in [
         ("TRACE", "/api/v1/allocations?limit=3"),
         ("PUT", "/api/v1/allocations?limit=3"),
@@ -62,14 +62,14 @@ fn a_method_that_a_route_does_not_have_is_answered_as_such_with_a_query_too() {
         ("GET", "/api/v1/stack/override?by=me"),
         ("PUT", "/livez?verbose"),
     ] {
-        ask(&bench, method, path, &[]).problem(405, "method-not-allowed");
+        ask(&node, method, path, &[]).problem(405, "method-not-allowed");
     }
 }
 
 #[test]
 fn each_path_answers_the_methods_that_it_does_not_have_with_those_that_it_has() {
-    let bench = Bench::new(1);
-    let operations = operations(&bench);
+    let node = AdminNode::new(1);
+    let operations = operations(&node);
     let (verbs, mut refused) = (["GET", "PUT", "POST", "DELETE"], 0);
     for path in operations.iter().map(|operation| &operation.path).collect::<BTreeSet<_>>() {
         let has = |verb: &str| operations.iter().any(|one| one.path == *path && one.method == verb);
@@ -77,7 +77,7 @@ fn each_path_answers_the_methods_that_it_does_not_have_with_those_that_it_has() 
         let allow = methods.collect::<Vec<_>>().join(", ");
         for method in verbs.iter().chain(&["PATCH"]).filter(|method| !has(method)) {
             refused += 1;
-            let answer = ask(&bench, method, path, &[]);
+            let answer = ask(&node, method, path, &[]);
             answer.problem(405, "method-not-allowed");
             assert_eq!(answer.headers["allow"], allow, "{method} {path}");
         }
@@ -88,31 +88,31 @@ fn each_path_answers_the_methods_that_it_does_not_have_with_those_that_it_has() 
 /// A path is checked as it is routed, without its escapes.
 #[test]
 fn a_query_and_a_condition_on_an_escaped_path_are_checked() {
-    let bench = Bench::new(1);
-    bench.get("/api/v1/n%6fde").expect(200);
+    let node = AdminNode::new(1);
+    node.get("/api/v1/n%6fde").expect(200);
     for path in ["/api/v1/n%6fde?x=1", "/metric%73?x=1"] {
-        bench.get(path).problem(400, "malformed-query");
+        node.get(path).problem(400, "malformed-query");
     }
     let tag = [("if-match", "\"none\"")];
-    let says = ask(&bench, "PUT", "/api/v1/gpus/GPU-0/h%65alth", &tag).problem(400, "malformed-header");
+    let says = ask(&node, "PUT", "/api/v1/gpus/GPU-0/h%65alth", &tag).problem(400, "malformed-header");
     assert!(says.contains("no ETag"), "{says}");
 }
 
 #[test]
-fn what_is_no_operation_is_said_before_what_is_wrong_with_its_condition() {
-    let bench = Bench::new(1);
-    ask(&bench, "DELETE", "/api/v1/nothing", &[("if-none-match", "*")]).problem(404, "no-such-route");
-    ask(&bench, "POST", "/api/v1/gpus", &[("if-match", "\"none\"")]).problem(405, "method-not-allowed");
+fn an_unknown_operation_is_refused_before_its_condition_is_checked() {
+    let node = AdminNode::new(1);
+    ask(&node, "DELETE", "/api/v1/nothing", &[("if-none-match", "*")]).problem(404, "no-such-route");
+    ask(&node, "POST", "/api/v1/gpus", &[("if-match", "\"none\"")]).problem(405, "method-not-allowed");
 }
 
 #[test]
 fn an_unknown_key_is_refused_on_every_route_and_the_known_ones_are_named() {
-    let bench = Bench::new(1);
-    let operations = operations(&bench);
+    let node = AdminNode::new(1);
+    let operations = operations(&node);
     let mut with_keys = 0;
     for Operation { method, path, keys } in &operations {
         for query in ["nosuchkey=1", "nosuchkey", "%6eosuchkey=1&limit=3"] {
-            let answer = ask(&bench, method, &format!("{path}?{query}"), &[]);
+            let answer = ask(&node, method, &format!("{path}?{query}"), &[]);
             let says = answer.problem(400, "malformed-query");
             assert!(says.contains("nosuchkey"), "{method} {path}?{query}: {says}");
             for (key, _) in keys {
@@ -122,43 +122,43 @@ fn an_unknown_key_is_refused_on_every_route_and_the_known_ones_are_named() {
         for (key, example) in keys {
             with_keys += 1;
             let value = example.replace(['+', ':', ' '], "");
-            let answer = ask(&bench, method, &format!("{path}?{key}={value}&nosuchkey=1"), &[]);
+            let answer = ask(&node, method, &format!("{path}?{key}={value}&nosuchkey=1"), &[]);
             let says = answer.problem(400, "malformed-query");
             assert!(!says.contains("takes no query"), "{method} {path} documents {key}: {says}");
         }
         if method == "GET" {
-            assert_eq!(ask(&bench, "HEAD", &format!("{path}?nosuchkey=1"), &[]).status, 400, "HEAD {path}");
+            assert_eq!(ask(&node, "HEAD", &format!("{path}?nosuchkey=1"), &[]).status, 400, "HEAD {path}");
         }
     }
     assert!(with_keys > 20, "{with_keys}");
     // An unknown path is 404, with or without a query.
-    bench.get("/api/v1/nothing?x=1").problem(404, "no-such-route");
-    assert_eq!(bench.get("/api/v1/node?").status, 200, "an empty query has no key");
-    assert_eq!(bench.get("/readyz?verbose").status, 200, "as probes of Kubernetes ask");
+    node.get("/api/v1/nothing?x=1").problem(404, "no-such-route");
+    assert_eq!(node.get("/api/v1/node?").status, 200, "an empty query has no key");
+    assert_eq!(node.get("/readyz?verbose").status, 200, "as probes of Kubernetes ask");
     // A browser may add to what it opens.
-    assert_eq!(bench.ask_bare("GET", "/?utm=1", &[], b"").status, 200);
-    let long = ask(&bench, "GET", &format!("/api/v1/node?{}=1", "k".repeat(4000)), &[]);
+    assert_eq!(node.ask_bare("GET", "/?utm=1", &[], b"").status, 200);
+    let long = ask(&node, "GET", &format!("/api/v1/node?{}=1", "k".repeat(4000)), &[]);
     assert!(long.problem(400, "malformed-query").len() < 300);
 }
 
 #[test]
 fn unacceptable_encodings_are_refused() {
-    let bench = Bench::new(1);
+    let node = AdminNode::new(1);
     let any = [("if-none-match", "*")];
     let mut pages: Vec<String> =
         ["/", "/page/page.js", "/swagger-ui/index.html", "/openapi.json", "/problems", "/problems/held"]
             .map(str::to_owned)
             .into();
-    let operations = operations(&bench);
+    let operations = operations(&node);
     pages.extend(operations.iter().filter(|o| o.method == "GET").map(|o| match o.path.as_str() {
         "/api/v1/events" => "/api/v1/events?follow=false".to_owned(),
         path => path.to_owned(),
     }));
     let mut there = 0;
     for path in pages {
-        let plain = bench.get(&path);
+        let plain = node.get(&path);
         for method in ["GET", "HEAD"] {
-            let answer = bench.ask(method, &path, &any, b"");
+            let answer = node.ask(method, &path, &any, b"");
             if plain.status != 200 {
                 assert_eq!(answer.status, plain.status, "{method} {path}: a condition changes no refusal");
                 continue;
@@ -172,7 +172,7 @@ fn unacceptable_encodings_are_refused() {
     assert!(there > 40, "{there}");
     // A change would be of what is there.
     for Operation { method, path, .. } in operations.iter().filter(|o| o.method != "GET") {
-        ask(&bench, method, path, &any).problem(412, "changed-meanwhile");
+        ask(&node, method, path, &any).problem(412, "changed-meanwhile");
     }
-    assert_eq!(bench.get("/api/v1/allocations").expect(200)["total"], 1, "nothing changed");
+    assert_eq!(node.get("/api/v1/allocations").expect(200)["total"], 1, "nothing changed");
 }

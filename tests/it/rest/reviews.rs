@@ -1,18 +1,18 @@
 //! Callers that the cluster authenticates: the daemon reviews them with the stand-in API server, and refuses those
 //! that it does not confirm.
 
-use crate::daemon::process::{House, SOON, Serving};
 use crate::rest::access::until_burst_refused;
 use crate::support::api_server::{ApiServer, NODE};
 use crate::support::client::agent;
-use crate::support::wait::until;
+use crate::support::process_node::{DaemonProcess, ProcessNode};
+use crate::support::wait::{SOON, until};
 use serde_json::Value;
 use std::time::{Duration, Instant};
 
 struct Cluster {
     api: ApiServer,
-    house: House,
-    serving: Serving,
+    node: ProcessNode,
+    daemon: DaemonProcess,
 }
 
 const GRAFANA: &str = "system:serviceaccount:monitoring:grafana";
@@ -21,9 +21,9 @@ const GRAFANAS_TOKEN: &str = "the-token-of-grafana";
 impl Cluster {
     async fn new(settings: &str) -> Self {
         let api = ApiServer::start();
-        let house = House::new(&format!("gpus: sim:1xt4\nnodeName: {NODE}\n{settings}")).await;
-        let kubeconfig = api.kubeconfig(house.folder.path());
-        let serving = house.serve_with(&["--kubeconfig", kubeconfig.to_str().unwrap()]);
+        let node = ProcessNode::new(&format!("gpus: sim:1xt4\nnodeName: {NODE}\n{settings}")).await;
+        let kubeconfig = api.kubeconfig(node.folder.path());
+        let daemon = node.serve_with(&["--kubeconfig", kubeconfig.to_str().unwrap()]);
         {
             let mut state = api.world.state.lock().unwrap();
             let token = (GRAFANA.to_owned(), "berth".to_owned());
@@ -31,7 +31,7 @@ impl Cluster {
             let allowed = (GRAFANA.to_owned(), "get".to_owned(), "/berth/api/v1/node".to_owned());
             state.reviews.allowed.insert(allowed);
         }
-        Self { api, house, serving }
+        Self { api, node, daemon }
     }
 
     /// Status and type of the problem.
@@ -39,7 +39,7 @@ impl Cluster {
         let agent = agent(SOON);
         let request = ureq::http::Request::builder()
             .method(method)
-            .uri(format!("{}{path}", self.serving.base))
+            .uri(format!("{}{path}", self.daemon.base))
             .header("authorization", format!("Bearer {token}"))
             .body(())
             .unwrap();
@@ -77,7 +77,7 @@ async fn the_api_server_reviews_the_user_and_the_rights_of_a_token() {
     assert_eq!(cluster.ask(GRAFANAS_TOKEN, "GET", "/gpus"), forbidden);
     assert_eq!(cluster.ask(GRAFANAS_TOKEN, "PUT", "/node"), forbidden);
     assert_eq!(cluster.ask(GRAFANAS_TOKEN, "PUT", "/gpus/GPU-0/cordon"), forbidden);
-    let line = cluster.serving.line(|l| l.contains("/cordon\"") && l.contains(" audit: "));
+    let line = cluster.daemon.line(|l| l.contains("/cordon\"") && l.contains(" audit: "));
     assert!(line.contains(GRAFANA) && line.contains("known_by=\"kubernetes\""), "{line}");
     // Reviewed once a minute, not with each request.
     let (tokens, accesses) = (cluster.asked("TokenReview"), cluster.asked("SubjectAccessReview"));
@@ -86,17 +86,17 @@ async fn the_api_server_reviews_the_user_and_the_rights_of_a_token() {
     }
     assert_eq!((cluster.asked("TokenReview"), cluster.asked("SubjectAccessReview")), (tokens, accesses));
     // The daemon's own token is never shown to the API server.
-    assert_eq!(cluster.ask(&cluster.serving.token, "GET", "/gpus").0, 200);
+    assert_eq!(cluster.ask(&cluster.daemon.token, "GET", "/gpus").0, 200);
     assert_eq!(cluster.asked("TokenReview"), tokens);
-    assert!(!cluster.serving.log().contains(GRAFANAS_TOKEN));
-    cluster.serving.stop();
-    drop(cluster.house);
+    assert!(!cluster.daemon.log().contains(GRAFANAS_TOKEN));
+    cluster.daemon.stop();
+    drop(cluster.node);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_refused_cluster_user_is_rate_limited_and_no_other_caller() {
     let cluster = Cluster::new("admin: {kubernetes: {}}").await;
-    let address = cluster.serving.base.trim_start_matches("http://").trim_end_matches("/api/v1");
+    let address = cluster.daemon.base.trim_start_matches("http://").trim_end_matches("/api/v1");
     let head = "GET /api/v1/gpus HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer ";
     // Otherwise every pod's token could ask without end.
     until_burst_refused(address.parse().unwrap(), &format!("{head}{GRAFANAS_TOKEN}\r\n"));
@@ -108,7 +108,7 @@ async fn a_refused_cluster_user_is_rate_limited_and_no_other_caller() {
         200,
         "what they may they may as often as others"
     );
-    cluster.serving.stop();
+    cluster.daemon.stop();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -131,8 +131,8 @@ async fn an_api_server_without_an_answer_gives_no_access() {
         assert_eq!(cluster.ask("another-token", "GET", "/node"), problem(503, "review-failed"));
         began.elapsed() < Duration::from_secs(15)
     });
-    assert_eq!(cluster.ask(&cluster.serving.token, "GET", "/gpus").0, 200, "own tokens go on");
-    cluster.serving.stop();
+    assert_eq!(cluster.ask(&cluster.daemon.token, "GET", "/gpus").0, 200, "own tokens go on");
+    cluster.daemon.stop();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -140,14 +140,14 @@ async fn without_configuration_no_request_is_sent_to_the_api_server() {
     let cluster = Cluster::new("").await;
     assert_eq!(cluster.ask(GRAFANAS_TOKEN, "GET", "/node"), problem(401, "unauthorized"));
     assert_eq!(cluster.asked("TokenReview"), 0);
-    cluster.serving.stop();
+    cluster.daemon.stop();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn reviews_are_limited_however_many_callers_and_known_users_are_served() {
     let cluster = Cluster::new("admin: {kubernetes: {audiences: [berth]}}").await;
-    let reviews = |look: &dyn Fn(&mut crate::support::api_reviews::Reviews) -> usize| {
-        look(&mut cluster.api.world.state.lock().unwrap().reviews)
+    let reviews = |read: &dyn Fn(&mut crate::support::api_reviews::Reviews) -> usize| {
+        read(&mut cluster.api.world.state.lock().unwrap().reviews)
     };
     let mut attempt = 0;
     // A review has a deadline of 5 s. If it passes on a busy machine, the test repeats with other tokens and another
@@ -195,7 +195,7 @@ async fn reviews_are_limited_however_many_callers_and_known_users_are_served() {
         r.hold = false;
         0
     });
-    cluster.serving.stop();
+    cluster.daemon.stop();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -232,6 +232,6 @@ async fn the_number_of_reviews_is_limited_and_their_paths_are_the_routed_ones() 
     assert!(refused > 0 || began.elapsed() > Duration::from_secs(5), "nothing was refused");
     // What is kept is answered all the same, and so are others.
     assert_eq!(cluster.ask(GRAFANAS_TOKEN, "GET", "/node").0, 200);
-    assert_eq!(cluster.ask(&cluster.serving.token, "GET", "/gpus").0, 200);
-    cluster.serving.stop();
+    assert_eq!(cluster.ask(&cluster.daemon.token, "GET", "/gpus").0, 200);
+    cluster.daemon.stop();
 }

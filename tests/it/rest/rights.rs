@@ -1,8 +1,8 @@
 //! Rights by client certificate, also of unknown names and with an emptied CA; and what is public, seen from another
 //! machine.
 
-use crate::rest::tls::{Ca, Node};
-use crate::support::admin_bench::{agent, ask_by};
+use crate::rest::tls::{Ca, TlsNode};
+use crate::support::admin_node::{agent, ask_by};
 use berth_http::Settings;
 use berth_http::{AdminAccess, Right, TlsFiles};
 use std::net::{IpAddr, UdpSocket};
@@ -17,14 +17,14 @@ fn a_certificate_without_an_entry_has_the_right_of_others_may_and_none_by_defaul
     for (others_may, reads, changes) in
         [(None, 403, 403), (Some(Right::Read), 200, 403), (Some(Right::Change), 200, 200)]
     {
-        let node = Node::with_clients(&clients, |files| files.others_may = others_may);
+        let node = TlsNode::with_clients(&clients, |files| files.others_may = others_may);
         let anybody = node.ca.agent(Some(&clients.client("anybody")));
         let status = |method, path| node.ask(&anybody, method, path, false).unwrap().status;
         assert_eq!((status("GET", NODE), status("PUT", CORDON)), (reads, changes), "{others_may:?}");
     }
 }
 
-fn check_failure(node: &Node) -> Option<String> {
+fn check_failure(node: &TlsNode) -> Option<String> {
     let value = node.ask(&node.ca.agent(None), "GET", NODE, true).unwrap().expect(200);
     let checks = value["checks"].as_array().unwrap().clone();
     checks.into_iter().find(|c| c["name"] == "tls").unwrap()["detail"].as_str().map(str::to_owned)
@@ -33,8 +33,8 @@ fn check_failure(node: &Node) -> Option<String> {
 #[test]
 fn an_emptied_ca_file_refuses_all_clients_even_with_a_broken_key_pair() {
     let clients = Ca::new();
-    let node = Node::with_clients(&clients, |_| {});
-    let folder = node.bench.dir.path();
+    let node = TlsNode::with_clients(&clients, |_| {});
+    let folder = node.admin.dir.path();
     let opens = || {
         let alice = node.ca.agent(Some(&clients.client("alice")));
         node.ask(&alice, "GET", NODE, false).is_ok_and(|answer| answer.status == 200)
@@ -58,7 +58,7 @@ fn an_emptied_ca_file_refuses_all_clients_even_with_a_broken_key_pair() {
             opens() && check_failure(&node).is_some_and(|w| !w.contains("no client certificate is accepted"))
         });
     }
-    // One that cannot be read for a moment, as while a mount is renewed, takes nothing away.
+    // A CA file that cannot be read for a moment, as while a mount is renewed, changes no right.
     std::fs::remove_file(folder.join("clients.crt")).unwrap();
     node.until("it is reported", || check_failure(&node).is_some_and(|w| w.contains("cannot be read")));
     assert!(opens());
@@ -79,8 +79,8 @@ fn own_address() -> Option<IpAddr> {
 fn from_another_machine_metrics_and_details_need_the_right_to_read() {
     let Some(own) = own_address() else { return };
     let clients = Ca::new();
-    let mut node = Node::with_clients(&clients, |_| {});
-    let folder = node.bench.dir.path().to_owned();
+    let mut node = TlsNode::with_clients(&clients, |_| {});
+    let folder = node.admin.dir.path().to_owned();
     let files = TlsFiles {
         cert: folder.join("server.crt"),
         key: folder.join("server.key"),
@@ -91,10 +91,10 @@ fn from_another_machine_metrics_and_details_need_the_right_to_read() {
     };
     let access = AdminAccess { tls: Some(files), ..AdminAccess::default() };
     let listen = "0.0.0.0:0".parse().unwrap();
-    node.bench.start_again(Settings { listen, access, ..node.bench.settings() });
-    let port = node.bench.address().port();
+    node.admin.start_again(Settings { listen, access, ..node.admin.settings() });
+    let port = node.admin.address().port();
     let stranger = agent(TlsConfig::builder().disable_verification(true).build());
-    let bearer = format!("Bearer {}", node.bench.token);
+    let bearer = format!("Bearer {}", node.admin.token);
     let ask = |host: &str, path: &str, token: Option<&str>| {
         let headers: Vec<_> = token.map(|token| ("authorization", token)).into_iter().collect();
         ask_by(&stranger, &format!("https://{host}:{port}{path}"), "GET", &headers, b"").unwrap()
@@ -107,7 +107,7 @@ fn from_another_machine_metrics_and_details_need_the_right_to_read() {
     assert_eq!(ask(&away, "/metrics", Some(&bearer)).status, 200);
     assert_eq!(ask("127.0.0.1", "/metrics", None).status, 200, "this node");
     // Readiness says which checks fail, and no more.
-    node.bench.facts.lock().unwrap().adoption = berth_admin::Step::Waiting("secret words".into());
+    node.admin.facts.lock().unwrap().adoption = berth_admin::StartStep::Waiting("secret words".into());
     for token in [None, Some("Bearer wrong")] {
         let bare = ask(&away, "/readyz", token);
         assert_eq!(bare.problem(503, "not-ready").trim_end_matches("; "), "adoption");
@@ -119,9 +119,9 @@ fn from_another_machine_metrics_and_details_need_the_right_to_read() {
         assert!(response.problem(503, "not-ready").contains("adoption: secret words"));
     }
     // The health listener is for probes and scrapes, and closed by other means.
-    let health = node.bench.api.as_ref().unwrap().health_address.unwrap();
-    assert_eq!(crate::support::admin_bench::ask(health, "GET", "/metrics", &[], b"").status, 200);
+    let health = node.admin.api.as_ref().unwrap().health_address.unwrap();
+    assert_eq!(crate::support::admin_node::ask(health, "GET", "/metrics", &[], b"").status, 200);
     let response =
-        crate::support::admin_bench::ask(health, "GET", "/readyz", &[], b"").problem(503, "not-ready");
+        crate::support::admin_node::ask(health, "GET", "/readyz", &[], b"").problem(503, "not-ready");
     assert!(response.contains("secret words"));
 }

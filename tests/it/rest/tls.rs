@@ -1,8 +1,8 @@
 //! TLS of the admin listener: which clients are accepted, and what a renewed certificate changes.
 
-use crate::support::admin_bench::{Answer, Bench, agent, ask_by};
+use crate::support::admin_node::{AdminNode, Answer, agent, ask_by};
 use crate::support::wait::SOON;
-use berth_admin::Server;
+use berth_admin::AdminServer;
 use berth_http::{AdminAccess, Right, TlsFiles};
 use berth_http::{AdminError, Settings};
 use rcgen::{
@@ -79,16 +79,16 @@ impl Pair {
 }
 
 /// A node whose admin API speaks TLS.
-pub(crate) struct Node {
-    pub(crate) bench: Bench,
+pub(crate) struct TlsNode {
+    pub(crate) admin: AdminNode,
     pub(crate) ca: Ca,
 }
 
-impl Node {
+impl TlsNode {
     pub(crate) fn new(change: impl FnOnce(&mut TlsFiles, &Path)) -> Self {
         let ca = Ca::new();
-        let mut bench = Bench::new(1);
-        let (cert, key) = ca.server().write(bench.dir.path(), "server");
+        let mut admin = AdminNode::new(1);
+        let (cert, key) = ca.server().write(admin.dir.path(), "server");
         let mut files = TlsFiles {
             cert,
             key,
@@ -97,13 +97,13 @@ impl Node {
             clients: None,
             others_may: None,
         };
-        change(&mut files, bench.dir.path());
+        change(&mut files, admin.dir.path());
         let access = AdminAccess { tls: Some(files), ..AdminAccess::default() };
-        bench.start_again(Settings { access, ..bench.settings() });
-        Self { bench, ca }
+        admin.start_again(Settings { access, ..admin.settings() });
+        Self { admin, ca }
     }
 
-    /// One that takes certificates of this CA, for reading.
+    /// A node that accepts client certificates of this CA, with the right to read.
     pub(crate) fn with_clients(clients: &Ca, change: impl FnOnce(&mut TlsFiles)) -> Self {
         Self::new(|files, folder| {
             let path = folder.join("clients.crt");
@@ -115,7 +115,7 @@ impl Node {
     }
 
     pub(crate) fn url(&self, path: &str) -> String {
-        format!("https://localhost:{}{path}", self.bench.address().port())
+        format!("https://localhost:{}{path}", self.admin.address().port())
     }
 
     pub(crate) fn ask(
@@ -125,7 +125,7 @@ impl Node {
         path: &str,
         token: bool,
     ) -> Result<Answer, ureq::Error> {
-        let bearer = format!("Bearer {}", self.bench.token);
+        let bearer = format!("Bearer {}", self.admin.token);
         let headers = [("authorization", bearer.as_str())];
         ask_by(agent, &self.url(path), method, if token { &headers } else { &[] }, b"")
     }
@@ -144,7 +144,7 @@ const CORDON: &str = "/api/v1/gpus/GPU-0/cordon";
 
 #[test]
 fn over_tls_only_the_token_gives_access() {
-    let node = Node::new(|_, _| {});
+    let node = TlsNode::new(|_, _| {});
     let agent = node.ca.agent(None);
     node.ask(&agent, "GET", "/api/v1/node", true).unwrap().expect(200);
     node.ask(&agent, "PUT", CORDON, true).unwrap().expect(200);
@@ -152,10 +152,10 @@ fn over_tls_only_the_token_gives_access() {
     // A client that trusts another CA does not connect, and sends no token.
     assert!(node.ask(&Ca::new().agent(None), "GET", "/api/v1/node", true).is_err());
     // A name that the certificate has not: neither.
-    let by_another_name = format!("https://127.0.0.2:{}/livez", node.bench.address().port());
+    let by_another_name = format!("https://127.0.0.2:{}/livez", node.admin.address().port());
     assert!(ask_by(&agent, &by_another_name, "GET", &[], b"").is_err());
     // The daemon may have any name that its certificate has.
-    let bearer = format!("Bearer {}", node.bench.token);
+    let bearer = format!("Bearer {}", node.admin.token);
     let headers = [("authorization", bearer.as_str()), ("host", "gpu-1.example:9470")];
     ask_by(&agent, &node.url("/api/v1/node"), "GET", &headers, b"").unwrap().expect(200);
     // A client certificate gives no access if none is configured.
@@ -165,12 +165,12 @@ fn over_tls_only_the_token_gives_access() {
 
 #[test]
 fn plain_http_and_slow_handshakes_fail_on_the_tls_port() {
-    let node = Node::new(|_, _| {});
-    let mut plain = TcpStream::connect(node.bench.address()).unwrap();
+    let node = TlsNode::new(|_, _| {});
+    let mut plain = TcpStream::connect(node.admin.address()).unwrap();
     plain.set_read_timeout(Some(SOON)).unwrap();
     let request = format!(
         "GET /api/v1/node HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {}\r\n\r\n",
-        node.bench.token
+        node.admin.token
     );
     plain.write_all(request.as_bytes()).unwrap();
     let mut answer = Vec::new();
@@ -178,7 +178,7 @@ fn plain_http_and_slow_handshakes_fail_on_the_tls_port() {
     assert!(!String::from_utf8_lossy(&answer).contains("HTTP"), "{}", String::from_utf8_lossy(&answer));
     node.until("an end of a slow handshake in time", || {
         let began = Instant::now();
-        let mut silent = TcpStream::connect(node.bench.address()).unwrap();
+        let mut silent = TcpStream::connect(node.admin.address()).unwrap();
         silent.set_read_timeout(Some(SOON)).unwrap();
         silent.write_all(&[0x16, 0x03, 0x01]).unwrap();
         let _ = silent.read(&mut [0; 64]);
@@ -190,13 +190,13 @@ fn plain_http_and_slow_handshakes_fail_on_the_tls_port() {
 #[test]
 fn many_unfinished_handshakes_block_no_other_client() {
     crate::rest::flood::allow_descriptors();
-    let node = Node::new(|_, _| {});
+    let node = TlsNode::new(|_, _| {});
     for begun in [&[][..], &[0x16, 0x03, 0x01], &[0x16, 0x03, 0x01, 0x02, 0x00, 0x01]] {
         node.until("a quick answer beside the crowd", || {
             // More than there are slots.
             let _crowd: Vec<_> = (0..300)
                 .map(|_| {
-                    let mut stream = TcpStream::connect(node.bench.address()).unwrap();
+                    let mut stream = TcpStream::connect(node.admin.address()).unwrap();
                     let _ = stream.write_all(begun);
                     stream
                 })
@@ -212,7 +212,7 @@ fn many_unfinished_handshakes_block_no_other_client() {
 #[test]
 fn a_client_certificate_gives_access_by_its_name_and_right() {
     let clients = Ca::new();
-    let node = Node::with_clients(&clients, |files| {
+    let node = TlsNode::with_clients(&clients, |files| {
         files.clients = Some([("alice".to_owned(), Right::Change), ("bob".to_owned(), Right::Read)].into());
         files.others_may = None;
     });
@@ -223,8 +223,8 @@ fn a_client_certificate_gives_access_by_its_name_and_right() {
     );
     let bob = node.ca.agent(Some(&clients.client("bob")));
     node.ask(&bob, "GET", "/api/v1/node", false).unwrap().expect(200);
-    let said = node.ask(&bob, "DELETE", CORDON, false).unwrap().problem(403, "forbidden");
-    assert!(said.contains("bob"), "{said}");
+    let message = node.ask(&bob, "DELETE", CORDON, false).unwrap().problem(403, "forbidden");
+    assert!(message.contains("bob"), "{message}");
     let carol = node.ca.agent(Some(&clients.client("carol")));
     node.ask(&carol, "GET", "/api/v1/node", false).unwrap().problem(403, "forbidden");
     // A token that comes with it decides alone.
@@ -245,7 +245,7 @@ fn a_client_certificate_gives_access_by_its_name_and_right() {
 #[test]
 fn certificates_of_another_ca_expired_ones_and_those_without_a_name_give_no_access() {
     let clients = Ca::new();
-    let node = Node::with_clients(&clients, |_| {});
+    let node = TlsNode::with_clients(&clients, |_| {});
     let refused = |pair: &Pair| node.ask(&node.ca.agent(Some(pair)), "GET", "/api/v1/node", false);
     refused(&clients.client("alice")).unwrap().expect(200);
     // The handshake ends: not even the token of the same client is read.
@@ -261,14 +261,14 @@ fn certificates_of_another_ca_expired_ones_and_those_without_a_name_give_no_acce
     assert!(refused(&clients.sign(&params)).is_err(), "a server's certificate");
     let mut params = Ca::client_params("alice");
     params.distinguished_name = rcgen::DistinguishedName::new();
-    let said = refused(&clients.sign(&params)).unwrap().problem(401, "unauthorized");
-    assert!(said.contains("common name"), "{said}");
+    let message = refused(&clients.sign(&params)).unwrap().problem(401, "unauthorized");
+    assert!(message.contains("common name"), "{message}");
 }
 
 #[test]
 fn with_required_client_certificates_a_token_alone_is_refused_in_the_handshake() {
     let clients = Ca::new();
-    let node = Node::with_clients(&clients, |files| files.require_client_cert = true);
+    let node = TlsNode::with_clients(&clients, |files| files.require_client_cert = true);
     assert!(node.ask(&node.ca.agent(None), "GET", "/api/v1/node", true).is_err());
     assert!(node.ask(&node.ca.agent(None), "GET", "/livez", false).is_err());
     let alice = node.ca.agent(Some(&clients.client("alice")));
@@ -277,10 +277,10 @@ fn with_required_client_certificates_a_token_alone_is_refused_in_the_handshake()
 
 #[test]
 fn a_renewed_certificate_is_shown_and_a_broken_one_is_not() {
-    let node = Node::new(|_, _| {});
+    let node = TlsNode::new(|_, _| {});
     let old = &node.ca;
     let renewed = Ca::new();
-    let folder = node.bench.dir.path();
+    let folder = node.admin.dir.path();
     let shows = |ca: &Ca| node.ask(&ca.agent(None), "GET", "/livez", false).is_ok();
     assert!(shows(old) && !shows(&renewed));
     let check = |ca: &Ca| {
@@ -309,10 +309,10 @@ fn a_renewed_certificate_is_shown_and_a_broken_one_is_not() {
 #[test]
 fn a_removed_ca_also_closes_open_connections() {
     let (before, after) = (Ca::new(), Ca::new());
-    let node = Node::with_clients(&before, |_| {});
+    let node = TlsNode::with_clients(&before, |_| {});
     let alice = node.ca.agent(Some(&before.client("alice")));
     node.ask(&alice, "GET", "/api/v1/node", false).unwrap().expect(200);
-    std::fs::write(node.bench.dir.path().join("clients.crt"), &after.pem).unwrap();
+    std::fs::write(node.admin.dir.path().join("clients.crt"), &after.pem).unwrap();
     let new = node.ca.agent(Some(&after.client("alice")));
     node.until("the new CA", || node.ask(&new, "GET", "/api/v1/node", false).is_ok_and(|a| a.status == 200));
     // The connection is the one from before, or a new one that does not come about.
@@ -326,11 +326,11 @@ fn a_removed_ca_also_closes_open_connections() {
 
 #[test]
 fn mismatched_files_prevent_the_start_and_are_named() {
-    let bench = Bench::new(1);
+    let admin = AdminNode::new(1);
     let (one, other) = (Ca::new(), Ca::new());
-    let (cert, key) = one.server().write(bench.dir.path(), "one");
-    let (_, other_key) = other.server().write(bench.dir.path(), "other");
-    let garbage = bench.dir.path().join("garbage");
+    let (cert, key) = one.server().write(admin.dir.path(), "one");
+    let (_, other_key) = other.server().write(admin.dir.path(), "other");
+    let garbage = admin.dir.path().join("garbage");
     std::fs::write(&garbage, "no PEM").unwrap();
     let files = |cert: &Path, key: &Path, client_ca: Option<&Path>| TlsFiles {
         cert: cert.into(),
@@ -345,10 +345,10 @@ fn mismatched_files_prevent_the_start_and_are_named() {
         (files(&garbage, &key, None), "no certificate in PEM"),
         (files(&cert, &garbage, None), "no private key"),
         (files(&cert, &key, Some(&garbage)), "no certificate in PEM"),
-        (files(&cert, &bench.dir.path().join("gone"), None), "cannot be read"),
+        (files(&cert, &admin.dir.path().join("gone"), None), "cannot be read"),
     ] {
         let access = AdminAccess { tls: Some(files), ..AdminAccess::default() };
-        let error = Server::bind(Settings { access, ..bench.settings() }).err().unwrap();
+        let error = AdminServer::bind(Settings { access, ..admin.settings() }).err().unwrap();
         assert!(matches!(error, AdminError::Tls { .. }) && error.to_string().contains(says), "{error}");
     }
 }
@@ -356,8 +356,8 @@ fn mismatched_files_prevent_the_start_and_are_named() {
 #[test]
 fn the_command_line_uses_https_and_the_socket() {
     let clients = Ca::new();
-    let mut node = Node::with_clients(&clients, |_| {});
-    let folder = node.bench.dir.path().to_owned();
+    let mut node = TlsNode::with_clients(&clients, |_| {});
+    let folder = node.admin.dir.path().to_owned();
     let path = |name: &str| folder.join(name).display().to_string();
     std::fs::write(folder.join("ca.crt"), &node.ca.pem).unwrap();
     std::fs::write(folder.join("wrong.crt"), &Ca::new().pem).unwrap();
@@ -375,45 +375,46 @@ fn the_command_line_uses_https_and_the_socket() {
         (output.status.code().unwrap(), text(&output.stdout) + &text(&output.stderr))
     };
     let list = |more: &[&str]| berth(&[&["--server", &server, "gpu", "list"], more].concat());
-    let (code, said) = list(&["--ca-file", &ca, "--token-file", &token]);
-    assert!(code == 0 && said.contains("SCHEDULING"), "{said}");
-    let (code, said) = list(&["--ca-file", &ca, "--client-cert", &cert, "--client-key", &key]);
-    assert!(code == 0 && said.contains("SCHEDULING"), "{said}");
-    let (code, said) = list(&["--ca-file", &wrong, "--token-file", &token]);
-    assert!(code == 1 && said.contains("--ca-file"), "{said}");
-    let (code, said) = list(&["--token-file", &token]);
-    assert!(code == 1 && said.contains("--ca-file"), "a CA that this machine does not know: {said}");
-    let (code, said) = list(&["--ca-file", &ca, "--client-cert", &cert]);
-    assert!(code == 2 && said.contains("--client-key"), "{said}");
-    let (code, said) = berth(&["--server", "http://127.0.0.1:1", "--ca-file", &ca, "gpu", "list"]);
-    assert!(code == 2 && said.contains("https://"), "{said}");
-    // Nothing that is on the way is to read the token.
-    let (code, said) = berth(&["--server", "http://192.0.2.1:9470", "--token-file", &token, "gpu", "list"]);
-    assert!(code == 2 && said.contains("--allow-plain-http"), "{said}");
-    // The node's own look finds the daemon behind its certificate, whatever that names.
+    let (code, printed) = list(&["--ca-file", &ca, "--token-file", &token]);
+    assert!(code == 0 && printed.contains("SCHEDULING"), "{printed}");
+    let (code, printed) = list(&["--ca-file", &ca, "--client-cert", &cert, "--client-key", &key]);
+    assert!(code == 0 && printed.contains("SCHEDULING"), "{printed}");
+    let (code, printed) = list(&["--ca-file", &wrong, "--token-file", &token]);
+    assert!(code == 1 && printed.contains("--ca-file"), "{printed}");
+    let (code, printed) = list(&["--token-file", &token]);
+    assert!(code == 1 && printed.contains("--ca-file"), "a CA that this machine does not know: {printed}");
+    let (code, printed) = list(&["--ca-file", &ca, "--client-cert", &cert]);
+    assert!(code == 2 && printed.contains("--client-key"), "{printed}");
+    let (code, printed) = berth(&["--server", "http://127.0.0.1:1", "--ca-file", &ca, "gpu", "list"]);
+    assert!(code == 2 && printed.contains("https://"), "{printed}");
+    // The token is not sent in plain text over a network.
+    let (code, printed) =
+        berth(&["--server", "http://192.0.2.1:9470", "--token-file", &token, "gpu", "list"]);
+    assert!(code == 2 && printed.contains("--allow-plain-http"), "{printed}");
+    // `berth node check` finds the daemon whichever names its certificate has.
     let config = format!(
         "gpus: sim:1xt4\nstateDir: {0}\nadminListen: {1}\nadmin: {{ tls: {{ certFile: {0}/server.crt, keyFile: {0}/server.key }} }}\n",
         folder.display(),
-        node.bench.address()
+        node.admin.address()
     );
     std::fs::write(folder.join("berth.yaml"), config).unwrap();
-    let (_, said) = berth(&["node", "check", "--config", &path("berth.yaml")]);
-    assert!(said.contains("berth answers at"), "{said}");
-    let (code, said) = berth(&["--server", "unix://run/x", "gpu", "list"]);
-    assert!(code == 2 && said.contains("unix:///run/berth/admin.sock"), "{said}");
+    let (_, printed) = berth(&["node", "check", "--config", &path("berth.yaml")]);
+    assert!(printed.contains("berth answers at"), "{printed}");
+    let (code, printed) = berth(&["--server", "unix://run/x", "gpu", "list"]);
+    assert!(code == 2 && printed.contains("unix:///run/berth/admin.sock"), "{printed}");
 
     let socket = folder.join("admin.sock");
     let access = AdminAccess { socket: Some(socket.clone()), ..AdminAccess::default() };
-    node.bench.start_again(Settings { access, ..node.bench.settings() });
+    node.admin.start_again(Settings { access, ..node.admin.settings() });
     let server = format!("unix://{}", socket.display());
-    let (code, said) = berth(&["--server", &server, "gpu", "cordon", "0", "--reason", "fan"]);
-    assert!(code == 0 && said.contains("cordoned by"), "{said}");
+    let (code, printed) = berth(&["--server", &server, "gpu", "cordon", "0", "--reason", "fan"]);
+    assert!(code == 0 && printed.contains("cordoned by"), "{printed}");
     // The token's caller is not root, who owns the mark.
     let uncordon = ["--server", &server, "--token-file", &token, "gpu", "uncordon", "0"];
-    let (code, said) = berth(&uncordon);
-    assert!(code == 0 && said.contains("a mark of api:root is left"), "{said}");
-    let (code, said) = berth(&[&uncordon[..], &["--owner", "api:root"]].concat());
-    assert!(code == 0 && said.contains("open"), "{said}");
-    let (code, said) = berth(&["--server", "unix:///nowhere/admin.sock", "gpu", "list"]);
-    assert!(code == 1 && said.contains("--admin-socket"), "{said}");
+    let (code, printed) = berth(&uncordon);
+    assert!(code == 0 && printed.contains("a mark of api:root is left"), "{printed}");
+    let (code, printed) = berth(&[&uncordon[..], &["--owner", "api:root"]].concat());
+    assert!(code == 0 && printed.contains("open"), "{printed}");
+    let (code, printed) = berth(&["--server", "unix:///nowhere/admin.sock", "gpu", "list"]);
+    assert!(code == 1 && printed.contains("--admin-socket"), "{printed}");
 }

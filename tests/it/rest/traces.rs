@@ -1,6 +1,8 @@
 //! Traces by OTLP: the daemon as a process, with a collector of the test that decodes them.
 
-use crate::daemon::process::{House, SOON, Serving, WHOLE, berth, ended};
+use crate::support::gpus::WHOLE;
+use crate::support::process_node::{DaemonProcess, ProcessNode, berth, ended};
+use crate::support::wait::SOON;
 use opentelemetry_proto::tonic::collector::trace::v1::trace_service_server::{
     TraceService, TraceServiceServer,
 };
@@ -160,16 +162,16 @@ fn answer(mut stream: BufReader<impl Read + Write>, into: &Got) {
     }
 }
 
-fn get(serving: &Serving, path: &str, traceparent: &str) -> u16 {
+fn get(daemon: &DaemonProcess, path: &str, traceparent: &str) -> u16 {
     let agent: ureq::Agent =
         ureq::Agent::config_builder().http_status_as_error(false).proxy(None).build().into();
-    let request = agent.get(format!("{}{path}", serving.base)).header("traceparent", traceparent);
-    let answered = request.header("Authorization", format!("Bearer {}", serving.token)).call();
+    let request = agent.get(format!("{}{path}", daemon.base)).header("traceparent", traceparent);
+    let answered = request.header("Authorization", format!("Bearer {}", daemon.token)).call();
     answered.unwrap().status().as_u16()
 }
 
-fn spans_by_outcome(serving: &Serving, outcome: &str) -> u64 {
-    let url = serving.base.replace("/api/v1", "/metrics");
+fn spans_by_outcome(daemon: &DaemonProcess, outcome: &str) -> u64 {
+    let url = daemon.base.replace("/api/v1", "/metrics");
     let agent: ureq::Agent = ureq::Agent::config_builder().proxy(None).build().into();
     let text = agent.get(url).call().unwrap().body_mut().read_to_string().unwrap();
     let sample = format!("berth_trace_spans_total{{outcome=\"{outcome}\"}} ");
@@ -184,12 +186,12 @@ async fn an_allocate_and_requests_are_traces_with_their_child_spans() {
         "nodeName: node-7\ngpus: sim:2xt4\nstack: [{{ policy: quota }}, {{ policy: exclusive }}]\n\
         tracing: {{ endpoint: 'http://{address}', timeoutSeconds: 60 }}"
     );
-    let house = House::new(&settings).await;
+    let node = ProcessNode::new(&settings).await;
     let serve =
-        || house.serve_as(house.command().env("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Bearer%20x"));
-    let mut serving = serve();
-    house.kubelet.wait_allocatable(WHOLE, 2, SOON).await.unwrap();
-    let uid = house.start("a", WHOLE, 1).await.unwrap();
+        || node.serve_as(node.command().env("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Bearer%20x"));
+    let mut daemon = serve();
+    node.kubelet.wait_allocatable(WHOLE, 2, SOON).await.unwrap();
+    let uid = node.start("a", WHOLE, 1).await.unwrap();
 
     let allocate = got.named("v1beta1.DevicePlugin/Allocate");
     assert_eq!((allocate.kind(), allocate.parent_span_id.len()), (SpanKind::Server, 0));
@@ -197,7 +199,7 @@ async fn an_allocate_and_requests_are_traces_with_their_child_spans() {
     assert_eq!(attribute(&allocate, "rpc.method"), "v1beta1.DevicePlugin/Allocate");
     assert_eq!(attribute(&allocate, "rpc.response.status_code"), "OK");
     assert_eq!(attribute(&allocate, "berth.resource"), WHOLE);
-    let view = house.kubelet.view(&uid, "main").unwrap();
+    let view = node.kubelet.view(&uid, "main").unwrap();
     assert_eq!(attribute(&allocate, "berth.allocation"), view.envs["BERTH_ALLOCATION_ID_NVIDIA_COM_GPU"]);
     let stack = got.below(&allocate, "stack admit");
     let policy = got.below(&stack, "policy admit");
@@ -220,46 +222,46 @@ async fn an_allocate_and_requests_are_traces_with_their_child_spans() {
 
     // A caller's trace continues here; a malformed header begins a new one.
     let (trace, caller) = ("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331");
-    let gpus = serving.call("GET", "/gpus", &Value::Null);
+    let gpus = daemon.call("GET", "/gpus", &Value::Null);
     let gpu = format!("/gpus/{}", gpus["items"][0]["uuid"].as_str().unwrap());
-    assert_eq!(get(&serving, "/allocations?limit=1", &format!("00-{trace}-{caller}-01")), 200);
+    assert_eq!(get(&daemon, "/allocations?limit=1", &format!("00-{trace}-{caller}-01")), 200);
     let read = got.named("GET /api/v1/allocations");
     let hex = |id: &[u8]| id.iter().map(|b| format!("{b:02x}")).collect::<String>();
     assert_eq!((hex(&read.trace_id), hex(&read.parent_span_id)), (trace.to_owned(), caller.to_owned()));
     assert_eq!(attribute(&read, "http.route"), "/api/v1/allocations");
     assert_eq!(attribute(&read, "url.path"), "/api/v1/allocations");
     assert_eq!(attribute(&read, "http.response.status_code"), "200");
-    assert_eq!(get(&serving, "/of-no-table", "00-zz-01"), 404);
+    assert_eq!(get(&daemon, "/of-no-table", "00-zz-01"), 404);
     let lost = got.until("a request of no route", |span| span.name == "GET");
     assert!(lost.parent_span_id.is_empty());
 
     // An order, what the keeper made of it, and the drain as long as it lasts.
-    serving.call("PUT", &format!("{gpu}/drain"), &json!({}));
+    daemon.call("PUT", &format!("{gpu}/drain"), &json!({}));
     let put = got.named("PUT /api/v1/gpus/{uuid}/drain");
     assert_eq!(attribute(&got.below(&put, "keeper turn"), "berth.command"), "drain");
-    serving.call("DELETE", &format!("{gpu}/drain"), &Value::Null);
-    assert_eq!(attribute(&got.named("gpu drain"), "berth.outcome"), "cancelled");
+    daemon.call("DELETE", &format!("{gpu}/drain"), &Value::Null);
+    assert_eq!(attribute(&got.named("gpu drain"), "berth.outcome"), "stopped");
 
     let module = crate::support::guests::guest("answer-no-case");
-    serving.push(&module);
+    daemon.push(&module);
     let post = got.named("POST /api/v1/policies");
     let upload = got.below(&post, "policy upload");
     got.below(&upload, "policy compile");
-    assert!(spans_by_outcome(&serving, "exported") > 0);
-    assert_eq!((spans_by_outcome(&serving, "failed"), spans_by_outcome(&serving, "dropped")), (0, 0));
+    assert!(spans_by_outcome(&daemon, "exported") > 0);
+    assert_eq!((spans_by_outcome(&daemon, "failed"), spans_by_outcome(&daemon, "dropped")), (0, 0));
 
     // The spans of the last requests are sent before the exit. On a busy machine the time for that may be too short,
     // and the test repeats.
-    let token = serving.token.clone();
+    let token = daemon.token.clone();
     let since = Instant::now();
     loop {
-        get(&serving, "/stack", "");
-        serving.stop();
+        get(&daemon, "/stack", "");
+        daemon.stop();
         if got.spans().iter().any(|span| span.name == "GET /api/v1/stack") {
             break;
         }
         assert!(since.elapsed() < SOON, "the last span is never sent");
-        serving = serve();
+        daemon = serve();
     }
     assert!(!format!("{:?}", got.spans()).contains(&token));
 }
@@ -268,17 +270,17 @@ async fn an_allocate_and_requests_are_traces_with_their_child_spans() {
 async fn a_sample_ratio_drops_traces_and_http_works_as_well() {
     let (got, address) = collector_by_http(None);
     let tracing = "tracing: { sampleRatio: 0, protocol: http/protobuf, timeoutSeconds: 60 }";
-    let house = House::new(&format!("gpus: sim:1xt4\n{tracing}")).await;
-    let mut command = house.command();
+    let node = ProcessNode::new(&format!("gpus: sim:1xt4\n{tracing}")).await;
+    let mut command = node.command();
     command.env("OTEL_EXPORTER_OTLP_ENDPOINT", format!("http://{address}"));
-    let serving = house.serve_as(command.env("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Bearer%20y"));
-    house.kubelet.wait_allocatable(WHOLE, 1, SOON).await.unwrap();
-    house.start("a", WHOLE, 1).await.unwrap();
-    assert_eq!(get(&serving, "/node", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00"), 200);
-    assert_eq!(get(&serving, "/gpus", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"), 200);
+    let daemon = node.serve_as(command.env("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Bearer%20y"));
+    node.kubelet.wait_allocatable(WHOLE, 1, SOON).await.unwrap();
+    node.start("a", WHOLE, 1).await.unwrap();
+    assert_eq!(get(&daemon, "/node", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00"), 200);
+    assert_eq!(get(&daemon, "/gpus", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"), 200);
     got.named("GET /api/v1/gpus");
     assert_eq!(got.authorization.lock().unwrap().as_deref(), Some("Bearer y"));
-    serving.stop();
+    daemon.stop();
     let names: Vec<_> = got.spans().into_iter().map(|span| span.name).collect();
     assert_eq!(names, ["GET /api/v1/gpus"]);
 }
@@ -300,28 +302,28 @@ async fn an_unreachable_or_hanging_collector_delays_no_request() {
             let tracing = format!(
                 "tracing: {{ endpoint: 'http://{collector}', protocol: {protocol}, timeoutSeconds: 60 }}"
             );
-            let house = House::new(&format!("gpus: sim:2xt4\n{tracing}")).await;
-            let serving = house.serve();
-            house.kubelet.wait_allocatable(WHOLE, 2, SOON).await.unwrap();
+            let node = ProcessNode::new(&format!("gpus: sim:2xt4\n{tracing}")).await;
+            let daemon = node.serve();
+            node.kubelet.wait_allocatable(WHOLE, 2, SOON).await.unwrap();
             let began = Instant::now();
-            house.start("a", WHOLE, 1).await.unwrap();
+            node.start("a", WHOLE, 1).await.unwrap();
             let end = Instant::now() + SOON;
-            while away && spans_by_outcome(&serving, "failed") == 0 {
-                assert!(Instant::now() < end, "nothing failed: {}", serving.log());
+            while away && spans_by_outcome(&daemon, "failed") == 0 {
+                assert!(Instant::now() < end, "nothing failed: {}", daemon.log());
                 std::thread::sleep(Duration::from_millis(50));
             }
-            house.start("b", WHOLE, 1).await.unwrap();
+            node.start("b", WHOLE, 1).await.unwrap();
             assert!(began.elapsed() < Duration::from_secs(55), "{protocol} {collector}");
-            assert_eq!(spans_by_outcome(&serving, "exported"), 0);
+            assert_eq!(spans_by_outcome(&daemon, "exported"), 0);
             if away {
-                serving.line(|line| line.contains("spans do not reach"));
+                daemon.line(|line| line.contains("spans do not reach"));
             }
-            let log = serving.log();
-            let said = log.matches("spans do not reach").count();
-            assert_eq!(said, usize::from(away), "{log}");
+            let log = daemon.log();
+            let count = log.matches("spans do not reach").count();
+            assert_eq!(count, usize::from(away), "{log}");
             // Exports may take a minute; a stop, with what is left to be sent, about a second.
             let began = Instant::now();
-            serving.stop();
+            daemon.stop();
             assert!(
                 began.elapsed() < Duration::from_secs(45),
                 "{protocol} {collector}: {:?}",
@@ -345,23 +347,23 @@ async fn a_collector_behind_tls_is_believed_if_its_ca_is_known() {
     for (protocol, (got, address)) in [("grpc", by_grpc), ("http/protobuf", by_http)] {
         let url = format!("https://localhost:{}", address.port());
         let tracing = format!("tracing: {{ endpoint: '{url}', protocol: {protocol}, timeoutSeconds: 60 }}");
-        let house = House::new(&format!("gpus: sim:1xt4\n{tracing}")).await;
-        let ca = house.folder.path().join("ca.pem");
+        let node = ProcessNode::new(&format!("gpus: sim:1xt4\n{tracing}")).await;
+        let ca = node.folder.path().join("ca.pem");
         std::fs::write(&ca, &pem).unwrap();
-        let serving = house.serve_as(house.command().env("SSL_CERT_FILE", &ca));
+        let daemon = node.serve_as(node.command().env("SSL_CERT_FILE", &ca));
         got.named("stack offer");
-        serving.stop();
+        daemon.stop();
         // The last spans of the first daemon may arrive after its end.
         let first_stopped = SystemTime::now();
         std::fs::write(&ca, rcgen::generate_simple_self_signed(["other".to_owned()]).unwrap().cert.pem())
             .unwrap();
-        let serving = house.serve_as(house.command().env("SSL_CERT_FILE", &ca));
+        let daemon = node.serve_as(node.command().env("SSL_CERT_FILE", &ca));
         let end = Instant::now() + SOON;
-        while spans_by_outcome(&serving, "failed") == 0 {
-            assert!(Instant::now() < end, "{protocol}: {}", serving.log());
+        while spans_by_outcome(&daemon, "failed") == 0 {
+            assert!(Instant::now() < end, "{protocol}: {}", daemon.log());
             std::thread::sleep(Duration::from_millis(50));
         }
-        serving.line(|line| line.contains("invalid peer certificate"));
+        daemon.line(|line| line.contains("invalid peer certificate"));
         let began = |span: &Span| SystemTime::UNIX_EPOCH + Duration::from_nanos(span.start_time_unix_nano);
         assert!(got.spans().iter().all(|span| began(span) <= first_stopped), "{protocol}");
     }
@@ -379,20 +381,20 @@ fn a_bad_endpoint_is_reported_with_the_expected_form() {
         ("{ endpint: 'http://a' }", "endpint"),
     ] {
         std::fs::write(&file, format!("gpus: sim:1xt4\ntracing: {tracing}\n")).unwrap();
-        let (code, said) = ended(berth().args(["config", "check"]).arg(&file));
-        assert_eq!(code, Some(1), "{said}");
-        assert!(said.contains("tracing") || said.contains("endpint"), "{said}");
-        assert!(said.contains(says) && !said.contains("secret"), "{said}");
+        let (code, output) = ended(berth().args(["config", "check"]).arg(&file));
+        assert_eq!(code, Some(1), "{output}");
+        assert!(output.contains("tracing") || output.contains("endpint"), "{output}");
+        assert!(output.contains(says) && !output.contains("secret"), "{output}");
     }
     let mut serve = berth();
     serve.args(["serve", "--gpus", "sim:1xt4", "--state-dir"]).arg(folder.path());
-    let (code, said) = ended(serve.env("OTEL_EXPORTER_OTLP_ENDPOINT", "collector"));
-    assert_eq!(code, Some(2), "{said}");
-    assert!(said.contains("--tracing-endpoint") && said.contains("otel-collector"), "{said}");
+    let (code, output) = ended(serve.env("OTEL_EXPORTER_OTLP_ENDPOINT", "collector"));
+    assert_eq!(code, Some(2), "{output}");
+    assert!(output.contains("--tracing-endpoint") && output.contains("otel-collector"), "{output}");
     let mut serve = berth();
     serve.args(["serve", "--gpus", "sim:1xt4", "--tracing-endpoint", "http://127.0.0.1:1", "--state-dir"]);
     let headers = ("OTEL_EXPORTER_OTLP_HEADERS", "hunter2");
-    let (code, said) = ended(serve.arg(folder.path()).env(headers.0, headers.1));
-    assert_eq!(code, Some(1), "{said}");
-    assert!(said.contains(headers.0) && !said.contains(headers.1), "{said}");
+    let (code, output) = ended(serve.arg(folder.path()).env(headers.0, headers.1));
+    assert_eq!(code, Some(1), "{output}");
+    assert!(output.contains(headers.0) && !output.contains(headers.1), "{output}");
 }

@@ -1,7 +1,7 @@
 //! Versions over time: earlier stacks, rollbacks, signatures, and suspended policies.
 
-use crate::support::admin_bench::{Answer, Bench};
 use crate::support::admin_fakes::module;
+use crate::support::admin_node::{AdminNode, Answer};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use berth_core::stack::FAULTS_TO_SUSPEND;
@@ -21,7 +21,7 @@ pub(crate) fn signature(pair: &Ed25519KeyPair, bytes: &[u8]) -> String {
     BASE64.encode(pair.sign(bytes).as_ref())
 }
 
-impl Bench {
+impl AdminNode {
     fn put_stack(&self, entries: &Value, why: &str) -> Value {
         let body = json!({ "entries": entries, "by": "alice", "reason": why });
         self.json("PUT", "/api/v1/stack", &body.to_string()).expect(200)
@@ -52,14 +52,14 @@ fn revisions(history: &[Value]) -> Vec<u64> {
 
 #[test]
 fn the_history_has_past_stacks_with_author_time_and_reason() {
-    let bench = Bench::new(1);
-    let first = bench.history();
+    let node = AdminNode::new(1);
+    let first = node.history();
     assert_eq!((first.len(), &first[0]["revision"], &first[0]["active"]), (1, &0.into(), &true.into()));
     assert_eq!(first[0].get("by"), None, "the first stack has no author");
-    bench.upload(&module("share", "1")).expect(201);
-    bench.put_stack(&shares(2), "two");
-    bench.json("PUT", "/api/v1/stack", &json!({ "entries": [] }).to_string()).expect(200);
-    let history = bench.history();
+    node.upload(&module("share", "1")).expect(201);
+    node.put_stack(&shares(2), "two");
+    node.json("PUT", "/api/v1/stack", &json!({ "entries": [] }).to_string()).expect(200);
+    let history = node.history();
     assert_eq!(revisions(&history), [2, 1, 0]);
     assert_eq!((&history[0]["by"], history[0].get("why")), (&"admin".into(), None));
     let past = &history[1];
@@ -70,87 +70,87 @@ fn the_history_has_past_stacks_with_author_time_and_reason() {
     assert_eq!(past.get("gone"), None);
     // Bounded, newest first.
     for i in 0..20 {
-        bench.put_stack(&shares(1 + i % 4), "again");
+        node.put_stack(&shares(1 + i % 4), "again");
     }
-    assert_eq!(revisions(&bench.history()), (7..=22).rev().collect::<Vec<_>>());
+    assert_eq!(revisions(&node.history()), (7..=22).rev().collect::<Vec<_>>());
 }
 
 #[test]
 fn a_rollback_is_an_activation_of_a_past_stack() {
-    let bench = Bench::new(1);
-    let says = bench.roll_back(&json!({})).problem(409, "wrong-state");
+    let node = AdminNode::new(1);
+    let says = node.roll_back(&json!({})).problem(409, "wrong-state");
     assert!(says.contains("nothing to roll back to: no stack was activated before revision 0"), "{says}");
-    bench.upload(&module("share", "1")).expect(201);
-    bench.put_stack(&shares(2), "two");
-    bench.put_stack(&shares(3), "three");
-    let back = bench.roll_back(&json!({ "by": "bob", "reason": "three were too many" }));
+    node.upload(&module("share", "1")).expect(201);
+    node.put_stack(&shares(2), "two");
+    node.put_stack(&shares(3), "three");
+    let back = node.roll_back(&json!({ "by": "bob", "reason": "three were too many" }));
     let stack = back.expect(200);
     assert_eq!((&stack["revision"], &stack["by"]), (&3.into(), &"admin (for bob)".into()));
     assert_eq!(stack["why"], "three were too many");
     assert_eq!(stack["entries"][0]["parameters"], json!({ "shares": 2 }));
     assert_eq!(back.headers["etag"], "\"3\"");
-    // And back again: without a body, by the path alone.
-    let again = bench.ask("POST", "/api/v1/stack/rollback", &[], b"").expect(200);
+    // A second rollback, without a body, reverts the first.
+    let again = node.ask("POST", "/api/v1/stack/rollback", &[], b"").expect(200);
     assert_eq!(again["entries"][0]["parameters"], json!({ "shares": 3 }));
     assert_eq!((&again["by"], &again["why"]), (&"admin".into(), &"rolled back to revision 2".into()));
-    // To what was there before anything was activated.
-    let first = bench.roll_back(&json!({ "revision": 0 })).expect(200);
+    // The rollback to the stack from before the first activation.
+    let first = node.roll_back(&json!({ "revision": 0 })).expect(200);
     assert_eq!((&first["entries"], &first["source"]), (&json!([]), &"file".into()));
 
     let stale = [("content-type", "application/json"), ("if-match", "\"3\"")];
-    bench.ask("POST", "/api/v1/stack/rollback", &stale, b"{}").problem(412, "changed-meanwhile");
-    bench.roll_back(&json!({ "revision": 99 })).problem(404, "unknown-revision");
-    bench.roll_back(&json!({ "revision": 5 })).problem(409, "wrong-state");
-    bench.roll_back(&json!({ "revison": 1 })).problem(422, "invalid");
-    bench.roll_back(&json!({ "reason": "a\nb" })).problem(422, "invalid");
-    bench.roll_back(&json!({ "by": " " })).problem(422, "invalid");
-    assert_eq!(bench.get("/api/v1/stack").expect(200)["revision"], 5);
+    node.ask("POST", "/api/v1/stack/rollback", &stale, b"{}").problem(412, "changed-meanwhile");
+    node.roll_back(&json!({ "revision": 99 })).problem(404, "unknown-revision");
+    node.roll_back(&json!({ "revision": 5 })).problem(409, "wrong-state");
+    node.roll_back(&json!({ "revison": 1 })).problem(422, "invalid");
+    node.roll_back(&json!({ "reason": "a\nb" })).problem(422, "invalid");
+    node.roll_back(&json!({ "by": " " })).problem(422, "invalid");
+    assert_eq!(node.get("/api/v1/stack").expect(200)["revision"], 5);
 }
 
 #[test]
 fn stacks_with_deleted_or_failing_versions_cannot_be_rolled_back_to() {
-    let bench = Bench::new(1);
+    let node = AdminNode::new(1);
     let share = module("share", "1");
-    let digest = bench.upload(&share).expect(201)["digest"].as_str().unwrap().to_owned();
-    bench.put_stack(&shares(2), "two");
-    bench.put_stack(&json!([]), "none");
+    let digest = node.upload(&share).expect(201)["digest"].as_str().unwrap().to_owned();
+    node.put_stack(&shares(2), "two");
+    node.put_stack(&json!([]), "none");
     let path = format!("/api/v1/policies/{digest}");
-    assert_eq!(bench.delete(&path).status, 204, "it is in the history only");
+    assert_eq!(node.delete(&path).status, 204, "it is in the history only");
     let label = format!("share@{}", &digest[..12]);
-    assert_eq!(bench.history()[1]["gone"], json!([label]));
-    let says = bench.roll_back(&json!({ "revision": 1 })).problem(409, "wrong-state");
+    assert_eq!(node.history()[1]["gone"], json!([label]));
+    let says = node.roll_back(&json!({ "revision": 1 })).problem(409, "wrong-state");
     assert!(says.contains(&label) && says.contains("revision 1") && says.contains("upload"), "{says}");
     // The same bytes again bring it back.
-    bench.upload(&share).expect(201);
-    assert_eq!(bench.history()[1].get("gone"), None);
-    bench.policies.broken.store(true, Ordering::SeqCst);
-    bench.roll_back(&json!({ "revision": 1 })).problem(422, "stack-fails");
-    bench.policies.broken.store(false, Ordering::SeqCst);
-    assert_eq!(bench.get("/api/v1/stack").expect(200)["revision"], 2, "nothing changed");
-    bench.roll_back(&json!({ "revision": 1 })).expect(200);
-    bench.delete(&path).problem(409, "in-use");
+    node.upload(&share).expect(201);
+    assert_eq!(node.history()[1].get("gone"), None);
+    node.policies.broken.store(true, Ordering::SeqCst);
+    node.roll_back(&json!({ "revision": 1 })).problem(422, "stack-fails");
+    node.policies.broken.store(false, Ordering::SeqCst);
+    assert_eq!(node.get("/api/v1/stack").expect(200)["revision"], 2, "nothing changed");
+    node.roll_back(&json!({ "revision": 1 })).expect(200);
+    node.delete(&path).problem(409, "in-use");
 }
 
 #[test]
 fn versions_have_their_uploader_and_reason() {
-    let bench = Bench::new(1);
-    let named = bench.upload_with(&module("named", "1"), "?by=alice&reason=packs%20batch%20jobs", &[]);
+    let node = AdminNode::new(1);
+    let named = node.upload_with(&module("named", "1"), "?by=alice&reason=packs%20batch%20jobs", &[]);
     let named = named.expect(201);
     assert_eq!((&named["by"], &named["why"]), (&"admin (for alice)".into(), &"packs batch jobs".into()));
     assert!(named["since"].as_str().unwrap().ends_with('Z'));
-    let plain = bench.upload(&module("plain", "1")).expect(201);
+    let plain = node.upload(&module("plain", "1")).expect(201);
     assert_eq!((&plain["by"], plain.get("why"), plain.get("signedBy")), (&"admin".into(), None, None));
-    let again = bench.upload_with(&module("named", "1"), "?by=bob", &[]).expect(200);
+    let again = node.upload_with(&module("named", "1"), "?by=bob", &[]).expect(200);
     assert_eq!(again, named, "the first word counts");
-    let shipped = bench.ship(b"x", "shipped", 1);
-    let shown = bench.get(&format!("/api/v1/policies/{}", shipped.digest)).expect(200);
+    let shipped = node.record_shipped(b"x", "shipped", 1);
+    let shown = node.get(&format!("/api/v1/policies/{}", shipped.digest)).expect(200);
     assert_eq!(shown.get("by"), None);
-    bench.upload_with(&module("odd", "1"), "?who=alice", &[]).problem(400, "malformed-query");
-    bench.upload_with(&module("odd", "1"), "?by=", &[]).problem(422, "invalid");
-    let reset = bench.ask("DELETE", "/api/v1/stack/override?by=carol&reason=done", &[], b"");
+    node.upload_with(&module("odd", "1"), "?who=alice", &[]).problem(400, "malformed-query");
+    node.upload_with(&module("odd", "1"), "?by=", &[]).problem(422, "invalid");
+    let reset = node.ask("DELETE", "/api/v1/stack/override?by=carol&reason=done", &[], b"");
     assert_eq!(reset.expect(200)["revision"], 0, "nothing was to be undone");
-    bench.put_stack(&json!([]), "");
-    let reset = bench.ask("DELETE", "/api/v1/stack/override?by=carol&reason=done", &[], b"").expect(200);
+    node.put_stack(&json!([]), "");
+    let reset = node.ask("DELETE", "/api/v1/stack/override?by=carol&reason=done", &[], b"").expect(200);
     assert_eq!(
         (&reset["by"], &reset["why"], &reset["source"]),
         (&"admin (for carol)".into(), &"done".into(), &"file".into())
@@ -160,70 +160,70 @@ fn versions_have_their_uploader_and_reason() {
 #[test]
 fn with_trusted_keys_only_signed_policies_are_accepted() {
     let ((own, own_key), (stranger, _)) = (key("release", 1), key("stranger", 2));
-    let bench = Bench::trusting(1, vec![own_key]);
+    let node = AdminNode::trusting(1, vec![own_key]);
     let share = module("share", "1");
-    let says = bench.upload(&share).problem(403, "untrusted");
+    let says = node.upload(&share).problem(403, "untrusted");
     assert!(says.contains("release") && says.contains("openssl pkeyutl -sign -rawin"), "{says}");
-    let sent = |text: &str, module: &[u8]| bench.upload_with(module, "", &[("berth-signature", text)]);
+    let sent = |text: &str, module: &[u8]| node.upload_with(module, "", &[("berth-signature", text)]);
     sent(&signature(&stranger, &share), &share).problem(403, "untrusted");
     sent(&signature(&own, &module("share", "2")), &share).problem(403, "untrusted");
     for malformed in ["", "abc", &BASE64.encode([0; 63]), &BASE64.encode([0; 65]), "\u{e4}"] {
         sent(malformed, &share).problem(400, "malformed-header");
     }
-    assert!(bench.get("/api/v1/policies").expect(200)["items"].as_array().unwrap().is_empty());
+    assert!(node.get("/api/v1/policies").expect(200)["items"].as_array().unwrap().is_empty());
     let taken = sent(&signature(&own, &share), &share).expect(201);
     assert_eq!(taken["signedBy"], "release");
-    bench.put_stack(&shares(2), "signed");
+    node.put_stack(&shares(2), "signed");
     // What comes with the daemon is not signed, and needs not be.
-    bench.ship(b"file", "of-the-file", 1);
-    bench.put_stack(&json!([{ "policy": "of-the-file" }]), "shipped");
-    bench.roll_back(&json!({})).expect(200);
+    node.record_shipped(b"file", "of-the-file", 1);
+    node.put_stack(&json!([{ "policy": "of-the-file" }]), "shipped");
+    node.roll_back(&json!({})).expect(200);
 }
 
 #[test]
 fn an_unsigned_version_is_not_activated_until_it_is_signed() {
     let (own, own_key) = key("release", 1);
-    let bench = Bench::trusting(1, vec![own_key]);
+    let node = AdminNode::trusting(1, vec![own_key]);
     let share = module("share", "1");
-    // As a node has it that got its keys later.
-    let version = bench.know(&share, "share");
+    // The version was uploaded before the node had keys.
+    let version = node.record_upload(&share, "share");
     let body = json!({ "entries": shares(2) }).to_string();
-    let says = bench.json("PUT", "/api/v1/stack", &body).problem(403, "untrusted");
+    let says = node.json("PUT", "/api/v1/stack", &body).problem(403, "untrusted");
     assert!(says.contains(&version.label()), "{says}");
     let signed = signature(&own, &share);
-    let known = bench.upload_with(&share, "", &[("berth-signature", &signed)]).expect(200);
+    let known = node.upload_with(&share, "", &[("berth-signature", &signed)]).expect(200);
     assert_eq!(
         (&known["signedBy"], &known["since"]),
         (&"release".into(), &"1970-01-01T00:00:00.001Z".into())
     );
-    bench.json("PUT", "/api/v1/stack", &body).expect(200);
+    node.json("PUT", "/api/v1/stack", &body).expect(200);
     // It stays signed when its bytes come again unsigned, which is refused.
-    bench.upload(&share).problem(403, "untrusted");
-    let shown = bench.get(&format!("/api/v1/policies/{}", version.digest)).expect(200);
+    node.upload(&share).problem(403, "untrusted");
+    let shown = node.get(&format!("/api/v1/policies/{}", version.digest)).expect(200);
     assert_eq!(shown["signedBy"], "release");
 }
 
 #[test]
 fn a_suspended_policy_is_called_again_after_unsuspend() {
-    let bench = Bench::new(1);
-    bench.upload(&module("share", "1")).expect(201);
-    let etag = bench.put_stack(&shares(2), "two")["revision"].clone();
+    let node = AdminNode::new(1);
+    node.upload(&module("share", "1")).expect(201);
+    let etag = node.put_stack(&shares(2), "two")["revision"].clone();
     let record = |answer: &Value| answer["entries"][0]["record"].clone();
-    let stack = || bench.get("/api/v1/stack").expect(200);
+    let stack = || node.get("/api/v1/stack").expect(200);
     let end = |place: &str, headers: &[(&str, &str)]| {
-        bench.ask("DELETE", &format!("/api/v1/stack/entries/{place}/suspension"), headers, b"")
+        node.ask("DELETE", &format!("/api/v1/stack/entries/{place}/suspension"), headers, b"")
     };
     assert_eq!(record(&end("0", &[]).expect(200))["suspended"], false, "it was not suspended");
 
-    bench.policies.broken.store(true, Ordering::SeqCst);
+    node.policies.broken.store(true, Ordering::SeqCst);
     for _ in 0..FAULTS_TO_SUSPEND {
-        bench.runtime.block_on(bench.kernel.reoffer()).unwrap();
+        node.runtime.block_on(node.kernel.reoffer()).unwrap();
     }
     let suspended = record(&stack());
     assert_eq!(suspended["suspended"], true, "{suspended}");
     let faults = suspended["faults"]["byKind"]["trap"].as_u64().unwrap();
-    bench.policies.broken.store(false, Ordering::SeqCst);
-    bench.runtime.block_on(bench.kernel.reoffer()).unwrap();
+    node.policies.broken.store(false, Ordering::SeqCst);
+    node.runtime.block_on(node.kernel.reoffer()).unwrap();
     assert_eq!(record(&stack())["suspended"], true, "mending it is not enough");
 
     let stale = end("0", &[("if-match", "\"7\"")]);

@@ -1,10 +1,10 @@
 //! The contract of `Store`: one set of checks, run on the store on disk and on the one in memory.
 
+use crate::support::gpus::part;
 use berth_kernel::drain::marks::{Mark, Marks};
 use berth_kernel::grants::allocation::{Allocation, Decision, EndReason, Holder, Limits};
 use berth_kernel::hardware::gpu::Part;
 use berth_kernel::ids::names::{AllocationId, DeviceId, Digest, GpuId, PartId, Resource};
-use berth_kernel::ids::pci::PciBusId;
 use berth_kernel::ids::time::Now;
 use berth_kernel::node::change::{Change, Entry};
 use berth_kernel::node::ledger::Ledger;
@@ -19,7 +19,6 @@ use berth_kernel::policy::version::PolicyVersion;
 use berth_kernel::sharing::offer::{Consumes, OfferLine, ShareRange};
 use berth_kernel::sharing::part_state::{Device, DeviceState};
 use berth_store::{MemoryDisk, MemoryFault, RECORD_BYTES_MAX, SledStore};
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 /// A disk that stores are opened on.
@@ -330,7 +329,7 @@ fn history(store: u32) -> Vec<Entry> {
     let learned = Holder { namespace: Some("ml".into()), pod: Some("train".into()), ..Holder::default() };
     let mark = Mark::cordon("admin", "fan", 9);
     let steps = vec![
-        vec![Change::PartFound(part(&gpu)), offer(4, 0)],
+        vec![Change::PartFound(part(0, gpu.clone())), offer(4, 0)],
         vec![grant(0, &[0, 1])],
         vec![grant(1, &[2])],
         vec![Change::HolderLearned { id: id(0), holder: learned }, Change::KubeletSeen(123)],
@@ -343,27 +342,10 @@ fn history(store: u32) -> Vec<Entry> {
         vec![grant(3, &[3])],
         vec![Change::Ended { id: id(3), reason: EndReason::NeverStarted }, Change::Pruned(id(1))],
         vec![Change::MarksChanged { gpu: GpuId::of_whole(&gpu), marks: Marks::default() }],
-        vec![Change::PartFound(Part { model: whole.to_string(), ..part(&gpu) })],
+        vec![Change::PartFound(Part { model: whole.to_string(), ..part(0, gpu.clone()) })],
     ];
     let at = Now { wall_ms: 50, mono_ms: 5 };
     steps.into_iter().map(|changes| Entry { at, changes }).collect()
-}
-
-fn part(id: &PartId) -> Part {
-    Part {
-        gpu: GpuId::of_whole(&id.clone()),
-        id: id.clone(),
-        vendor: "nvidia".into(),
-        model: "NVIDIA H100 80GB HBM3".into(),
-        gpu_index: 0,
-        minor: Some(0),
-        memory_mib: 81_559,
-        pci_bus: PciBusId::parse("00000000:65:00.0").ok(),
-        numa_node: None,
-        mig_enabled: false,
-        mig: None,
-        attributes: BTreeMap::from([("brand".into(), "nvidia".into())]),
-    }
 }
 
 fn digest() -> Digest {
@@ -382,7 +364,7 @@ fn policy() -> PolicyVersion {
         bytes: 3,
         shipped: true,
         since_wall_ms: 4,
-        origin: berth_kernel::policy::version::Provenance::default(),
+        origin: berth_kernel::policy::version::Origin::default(),
     }
 }
 

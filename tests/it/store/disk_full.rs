@@ -3,6 +3,7 @@
 
 use crate::store::contract::allocation;
 use crate::support::child;
+use crate::support::gpus::SHARED;
 use crate::support::wait::SOON;
 use berth_kernel::node::ports::{Store, StoreError};
 use berth_kernel::node::record::Write;
@@ -18,7 +19,6 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-const SHARED: &str = "nvidia.com/gpu.shared";
 const CONFIGURATION: &str = "
 gpus: sim:2xt4
 stack: [{ policy: timeslice, parameters: { replicas: 8 } }]
@@ -26,7 +26,7 @@ rounds: { listEveryMs: 100, listEveryCordonedMs: 100, roundEveryMs: 200 }
 timing: { roundsApartMs: 100, kubeletSettleMs: 100, replySettleMs: 200, retireMs: 500, namedMs: 200 }
 ";
 
-struct Node {
+struct DiskNode {
     folder: tempfile::TempDir,
     kubelet: Kubelet,
     faults: Faults,
@@ -34,7 +34,7 @@ struct Node {
     pods: usize,
 }
 
-impl Node {
+impl DiskNode {
     async fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("config.yaml"), CONFIGURATION).unwrap();
@@ -49,18 +49,30 @@ impl Node {
         Self { folder, kubelet, faults, program, pods: 0 }
     }
 
+    /// A node whose daemon was killed after one grant, and whose disk has this fault; the store's log and its bytes.
+    async fn killed(fault: Fault) -> (Self, PathBuf, Vec<u8>) {
+        let mut node = Self::new().await;
+        let mut daemon = node.serve().await;
+        node.pod().await.unwrap();
+        daemon.kill();
+        let log = node.folder.path().join("state/store/data/db");
+        let before = std::fs::read(&log).unwrap();
+        node.faults.set(Some((fault, 0))).unwrap();
+        (node, log, before)
+    }
+
     async fn serve(&self) -> Serving {
-        let mut serving = Serving::start(&self.program, self.folder.path(), None).unwrap();
+        let mut daemon = Serving::start(&self.program, self.folder.path(), None).unwrap();
         let end = Instant::now() + SOON;
-        while !serving.is_up() {
-            assert!(!serving.is_dead().unwrap() && Instant::now() < end, "{}", serving.log());
+        while !daemon.is_up() {
+            assert!(!daemon.is_dead().unwrap() && Instant::now() < end, "{}", daemon.log());
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         self.kubelet.wait_for("its devices", SOON, |k| k.is_served(SHARED)).await.unwrap();
-        serving
+        daemon
     }
 
-    /// One more pod; it ends again if it was admitted, so that the node never fills up.
+    /// Admits one more pod, or returns the kubelet's error.
     async fn pod(&mut self) -> Result<String, String> {
         self.pods += 1;
         let pod = PodSpec::new("ns", &format!("p{}", self.pods)).container("main", &[(SHARED, 1)]);
@@ -75,20 +87,20 @@ impl Node {
     }
 
     /// Every grant that was answered with success is listed with its devices.
-    async fn check(&self, serving: &mut Serving) {
-        let list = serving.live().await.unwrap().unwrap();
+    async fn check(&self, daemon: &mut Serving) {
+        let list = daemon.live().await.unwrap().unwrap();
         for (id, grant) in grants(&self.kubelet) {
             let found = list.iter().find(|a| a.id == id).unwrap_or_else(|| panic!("{id} is lost: {list:?}"));
             assert_eq!(found.devices.iter().cloned().collect::<BTreeSet<_>>(), grant.devices);
         }
     }
 
-    /// The list is what the kubelet believes and nothing else.
-    async fn settled(&self, serving: &mut Serving) {
+    /// Waits until the list holds all grants that the kubelet knows, and no others.
+    async fn settled(&self, daemon: &mut Serving) {
         let end = Instant::now() + SOON;
         loop {
-            self.check(serving).await;
-            let list = serving.live().await.unwrap().unwrap();
+            self.check(daemon).await;
+            let list = daemon.live().await.unwrap().unwrap();
             let grants = grants(&self.kubelet);
             if list.iter().all(|a| grants.contains_key(&a.id)) {
                 return;
@@ -101,8 +113,8 @@ impl Node {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_failing_disk_fails_allocates_with_a_clear_error_and_nothing_else() {
-    let mut node = Node::new().await;
-    let mut serving = node.serve().await;
+    let mut node = DiskNode::new().await;
+    let mut daemon = node.serve().await;
     let mut running = vec![node.pod().await.unwrap()];
     let faults = [(Fault::Full, "No space left on device"), (Fault::ReadOnly, "Read-only file system")];
     for (fault, words) in faults {
@@ -110,10 +122,10 @@ async fn a_failing_disk_fails_allocates_with_a_clear_error_and_nothing_else() {
         for after in 0..8 {
             node.faults.set(Some((fault, after))).unwrap();
             let end = Instant::now() + SOON;
-            let said = loop {
+            let message = loop {
                 match node.pod().await {
                     Ok(uid) => running.push(uid),
-                    Err(said) => break said,
+                    Err(message) => break message,
                 }
                 assert!(Instant::now() < end, "{fault:?} {after}: every pod was admitted");
                 if running.len() > 4 {
@@ -121,22 +133,24 @@ async fn a_failing_disk_fails_allocates_with_a_clear_error_and_nothing_else() {
                 }
             };
             assert!(
-                said.contains("the allocation store failed, so nothing was changed"),
-                "{fault:?} {after}: {said}"
+                message.contains("the allocation store failed, so nothing was changed"),
+                "{fault:?} {after}: {message}"
             );
             assert!(
-                said.contains(words) || said.contains("not yet read back") || said.contains("did not answer"),
-                "{fault:?} {after}: {said}"
+                message.contains(words)
+                    || message.contains("not yet read back")
+                    || message.contains("did not answer"),
+                "{fault:?} {after}: {message}"
             );
             // Readers are served meanwhile.
-            node.check(&mut serving).await;
+            node.check(&mut daemon).await;
             node.faults.set(None).unwrap();
             let end = Instant::now() + SOON;
             loop {
                 match node.pod().await {
                     Ok(uid) => break running.push(uid),
-                    Err(said) => {
-                        assert!(Instant::now() < end, "{fault:?} {after}: it does not recover: {said}");
+                    Err(message) => {
+                        assert!(Instant::now() < end, "{fault:?} {after}: it does not recover: {message}");
                     }
                 }
                 tokio::time::sleep(Duration::from_millis(50)).await;
@@ -144,27 +158,21 @@ async fn a_failing_disk_fails_allocates_with_a_clear_error_and_nothing_else() {
             while running.len() > 4 {
                 node.kubelet.delete(&running.remove(0));
             }
-            node.settled(&mut serving).await;
+            node.settled(&mut daemon).await;
         }
     }
     // The disk has what was reported.
-    serving.kill();
-    let mut serving = node.serve().await;
-    node.settled(&mut serving).await;
+    daemon.kill();
+    let mut daemon = node.serve().await;
+    node.settled(&mut daemon).await;
     assert_eq!(node.kubelet.anomalies(), []);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_start_on_a_full_disk_serves_what_is_recorded_and_does_not_change_the_store() {
-    let mut node = Node::new().await;
-    let mut serving = node.serve().await;
-    node.pod().await.unwrap();
-    serving.kill();
-    let log = node.folder.path().join("state/store/data/db");
-    let before = std::fs::read(&log).unwrap();
-    node.faults.set(Some((Fault::Full, 0))).unwrap();
-    let mut serving = node.serve().await;
-    node.check(&mut serving).await;
+    let (mut node, log, before) = DiskNode::killed(Fault::Full).await;
+    let mut daemon = node.serve().await;
+    node.check(&mut daemon).await;
     let end = Instant::now() + SOON;
     let refused = loop {
         let refused = node.pod().await.unwrap_err();
@@ -182,32 +190,26 @@ async fn a_start_on_a_full_disk_serves_what_is_recorded_and_does_not_change_the_
         assert!(Instant::now() < end, "it does not recover: {refused}");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    node.settled(&mut serving).await;
+    node.settled(&mut daemon).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_start_on_a_read_only_disk_reports_that_and_does_not_change_the_store() {
-    let mut node = Node::new().await;
-    let mut serving = node.serve().await;
-    node.pod().await.unwrap();
-    serving.kill();
-    let log = node.folder.path().join("state/store/data/db");
-    let before = std::fs::read(&log).unwrap();
-    node.faults.set(Some((Fault::ReadOnly, 0))).unwrap();
-    let mut serving = Serving::start(&node.program, node.folder.path(), None).unwrap();
+    let (node, log, before) = DiskNode::killed(Fault::ReadOnly).await;
+    let mut daemon = Serving::start(&node.program, node.folder.path(), None).unwrap();
     let end = Instant::now() + SOON;
-    let said = loop {
-        match serving.is_dead() {
-            Err(said) => break said.to_string(),
-            Ok(dead) => assert!(!dead && Instant::now() < end, "{}", serving.log()),
+    let message = loop {
+        match daemon.is_dead() {
+            Err(message) => break message.to_string(),
+            Ok(dead) => assert!(!dead && Instant::now() < end, "{}", daemon.log()),
         }
         tokio::time::sleep(Duration::from_millis(10)).await;
     };
-    assert!(said.contains("mount it writable"), "{said}");
+    assert!(message.contains("mount it writable"), "{message}");
     assert!(std::fs::read(&log).unwrap() == before);
     node.faults.set(None).unwrap();
-    let mut serving = node.serve().await;
-    node.settled(&mut serving).await;
+    let mut daemon = node.serve().await;
+    node.settled(&mut daemon).await;
 }
 
 /// In the processes that run on a small disk: its name, and the folder that its mount point is in.

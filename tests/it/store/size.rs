@@ -1,13 +1,13 @@
 //! The store stays within a stated size, however many allocations are made, and no live allocation is pruned.
 
+use crate::support::gpus::{SHARED, part, resource};
 use crate::support::kubelet_fakes::SkipClock;
 use berth_core::keeper::Keeper;
 use berth_kernel::grants::history::{
     HISTORY_ALLOCATIONS_MAX, HISTORY_BYTES_MAX, HistoryLimit, PRUNED_AT_ONCE,
 };
-use berth_kernel::hardware::gpu::{Inventory, Part};
-use berth_kernel::ids::names::{AllocationId, DeviceId, GpuId, PartId, Resource};
-use berth_kernel::ids::pci::PciBusId;
+use berth_kernel::hardware::gpu::Inventory;
+use berth_kernel::ids::names::{AllocationId, DeviceId, PartId};
 use berth_kernel::node::change::Change;
 use berth_kernel::node::command::{Attempt, Command, StackAnswer};
 use berth_kernel::node::ports::Store as _;
@@ -31,10 +31,6 @@ const CYCLES: u32 = 24_000;
 /// The same for large ones: some 3,300 are as many bytes as are kept.
 const LARGE_CYCLES: u32 = 7_000;
 
-fn resource() -> Resource {
-    Resource::parse("nvidia.com/gpu.shared").unwrap()
-}
-
 fn gpu(n: u32) -> PartId {
     PartId::parse(&format!("GPU-8a56a4bc-e184-a047-2620-be19fdf913{n:02}")).unwrap()
 }
@@ -43,29 +39,12 @@ fn share(n: u32) -> DeviceId {
     DeviceId::share(&gpu(n / SHARES % GPUS), n % SHARES)
 }
 
-fn part(n: u32) -> Part {
-    Part {
-        gpu: GpuId::of_whole(&gpu(n)),
-        id: gpu(n),
-        vendor: "nvidia".into(),
-        model: "NVIDIA H100 80GB HBM3".into(),
-        gpu_index: n,
-        minor: Some(n),
-        memory_mib: 81_559,
-        pci_bus: PciBusId::parse(&format!("00000000:{n:02x}:00.0")).ok(),
-        numa_node: Some(n / 4),
-        mig_enabled: false,
-        mig: None,
-        attributes: std::collections::BTreeMap::new(),
-    }
-}
-
-struct House {
+struct KeeperNode {
     keeper: Keeper,
     folder: std::path::PathBuf,
 }
 
-impl House {
+impl KeeperNode {
     fn open(folder: &Path, kept: usize) -> Self {
         let rules = Rules {
             history: HistoryLimit { allocations: kept, ..HistoryLimit::default() },
@@ -73,12 +52,12 @@ impl House {
         };
         let store = SledStore::open(folder).unwrap();
         let keeper = Keeper::open(Box::new(store), rules, Arc::new(SkipClock::default())).unwrap();
-        let mut house = Self { keeper, folder: folder.to_owned() };
-        house.turn(&Command::RecordScan(Inventory {
-            parts: (0..GPUS).map(part).collect(),
+        let mut node = Self { keeper, folder: folder.to_owned() };
+        node.turn(&Command::RecordScan(Inventory {
+            parts: (0..GPUS).map(|n| part(n, gpu(n))).collect(),
             ..Inventory::default()
         }));
-        house
+        node
     }
 
     fn turn(&mut self, command: &Command) -> Vec<Change> {
@@ -87,7 +66,7 @@ impl House {
 
     fn offer(&mut self) {
         let consumes = Consumes::Slice { memory_mib: 8000, compute_percent: 10 };
-        let line = OfferLine { resource: resource(), count: SHARES, consumes };
+        let line = OfferLine { resource: resource(SHARED), count: SHARES, consumes };
         let offers =
             (0..GPUS).map(|n| (PartOffer { part: gpu(n), lines: vec![line.clone()] }, "test".into()));
         self.turn(&Command::Offer(offers.collect()));
@@ -104,7 +83,7 @@ impl House {
             ..Terms::default()
         };
         let changes = self.turn(&Command::Allocate {
-            request: AdmitRequest { resource: resource(), devices: vec![device] },
+            request: AdmitRequest { resource: resource(SHARED), devices: vec![device] },
             answer: StackAnswer::Allow { by: vec!["mixed@0123456789ab".into()], terms },
             evaluated: None,
             attempt: Attempt::Last { asked_mono_ms: 0 },
@@ -136,51 +115,51 @@ fn folder() -> tempfile::TempDir {
 fn the_store_stays_within_its_stated_size_and_prunes_nothing_that_lives() {
     let folder = folder();
     let path = folder.path().join("store");
-    let mut house = House::open(&path, HISTORY_ALLOCATIONS_MAX);
-    house.offer();
-    let lasting: BTreeSet<_> = (0..LASTING).map(|n| house.allocate(share(n))).collect();
+    let mut node = KeeperNode::open(&path, HISTORY_ALLOCATIONS_MAX);
+    node.offer();
+    let lasting: BTreeSet<_> = (0..LASTING).map(|n| node.allocate(share(n))).collect();
     let mut largest = 0;
     for n in 0..CYCLES {
-        let id = house.allocate(share(LASTING + n % (GPUS * SHARES - LASTING)));
-        house.turn(&Command::End { id, force: true });
-        assert_eq!(house.kept(), (n as usize + 1).min(HISTORY_ALLOCATIONS_MAX));
+        let id = node.allocate(share(LASTING + n % (GPUS * SHARES - LASTING)));
+        node.turn(&Command::End { id, force: true });
+        assert_eq!(node.kept(), (n as usize + 1).min(HISTORY_ALLOCATIONS_MAX));
         if n % 1000 == 0 {
-            assert_eq!(house.live(), lasting);
-            largest = largest.max(size(&house.folder));
+            assert_eq!(node.live(), lasting);
+            largest = largest.max(size(&node.folder));
         }
     }
     assert!(largest <= STORE_BYTES_MAX, "{largest} bytes");
-    let newest: Vec<_> = house.keeper.snapshot().ended.iter().map(|past| past.allocation()).collect();
-    drop(house);
+    let newest: Vec<_> = node.keeper.snapshot().ended.iter().map(|past| past.allocation()).collect();
+    drop(node);
 
     // What is on the disk is just that, and no number is given twice.
     let records = SledStore::open(&path).unwrap().load().unwrap().len();
     // Of each GPU its part and its health.
     let most = HISTORY_ALLOCATIONS_MAX + LASTING as usize + 2 * GPUS as usize + 2;
     assert!(records <= most, "{records} records");
-    let mut house = House::open(&path, HISTORY_ALLOCATIONS_MAX);
-    assert_eq!(house.live(), lasting);
-    assert!(house.keeper.snapshot().ended.iter().map(|past| past.allocation()).eq(newest));
-    let next = house.allocate(share(LASTING));
+    let mut node = KeeperNode::open(&path, HISTORY_ALLOCATIONS_MAX);
+    assert_eq!(node.live(), lasting);
+    assert!(node.keeper.snapshot().ended.iter().map(|past| past.allocation()).eq(newest));
+    let next = node.allocate(share(LASTING));
     assert!(lasting.iter().all(|id| next > *id) && next.number == u64::from(LASTING + CYCLES));
-    house.turn(&Command::End { id: next, force: true });
-    drop(house);
+    node.turn(&Command::End { id: next, force: true });
+    drop(node);
 
     // A lower limit is reached in small steps.
     const FEW: usize = 64;
-    let mut house = House::open(&path, FEW);
+    let mut node = KeeperNode::open(&path, FEW);
     for step in 1.. {
-        let before = house.kept();
+        let before = node.kept();
         if before == FEW {
             assert!(step <= HISTORY_ALLOCATIONS_MAX / PRUNED_AT_ONCE + 2);
             break;
         }
-        house.turn(&Command::Tick);
-        assert_eq!(before - house.kept(), PRUNED_AT_ONCE.min(before - FEW));
+        node.turn(&Command::Tick);
+        assert_eq!(before - node.kept(), PRUNED_AT_ONCE.min(before - FEW));
     }
-    assert_eq!(house.live(), lasting);
-    drop(house);
-    assert_eq!(House::open(&path, FEW).live(), lasting);
+    assert_eq!(node.live(), lasting);
+    drop(node);
+    assert_eq!(KeeperNode::open(&path, FEW).live(), lasting);
     assert!(size(&path) <= STORE_BYTES_MAX);
 }
 
@@ -189,25 +168,25 @@ fn the_store_stays_within_its_stated_size_and_prunes_nothing_that_lives() {
 fn a_history_of_large_records_is_bounded_in_bytes() {
     let folder = folder();
     let path = folder.path().join("store");
-    let mut house = House::open(&path, HISTORY_ALLOCATIONS_MAX);
-    house.offer();
-    let lasting = house.allocate(share(0));
+    let mut node = KeeperNode::open(&path, HISTORY_ALLOCATIONS_MAX);
+    node.offer();
+    let lasting = node.allocate(share(0));
     let (mut largest, mut most) = (0, 0);
     for n in 0..LARGE_CYCLES {
         // From 1 to 9 KiB, so that one that ends makes room for several, or for none.
         let environment = "x".repeat(1024 * (1 + n as usize % 9));
-        let id = house.allocate_with(share(1 + n % (GPUS * SHARES - 1)), &environment);
-        house.turn(&Command::End { id, force: true });
-        let ended = house.keeper.snapshot().ended.clone();
+        let id = node.allocate_with(share(1 + n % (GPUS * SHARES - 1)), &environment);
+        node.turn(&Command::End { id, force: true });
+        let ended = node.keeper.snapshot().ended.clone();
         assert!(ended.bytes() <= HISTORY_BYTES_MAX, "{} bytes", ended.bytes());
         most = most.max(ended.bytes());
         if n % 500 == 0 {
-            largest = largest.max(size(&house.folder));
+            largest = largest.max(size(&node.folder));
         }
     }
     assert!(most > HISTORY_BYTES_MAX / 10 * 9, "it was never full");
     assert!(largest <= STORE_BYTES_MAX, "{largest} bytes");
-    assert_eq!(house.live(), BTreeSet::from([lasting]));
-    drop(house);
-    assert_eq!(House::open(&path, HISTORY_ALLOCATIONS_MAX).live(), BTreeSet::from([lasting]));
+    assert_eq!(node.live(), BTreeSet::from([lasting]));
+    drop(node);
+    assert_eq!(KeeperNode::open(&path, HISTORY_ALLOCATIONS_MAX).live(), BTreeSet::from([lasting]));
 }

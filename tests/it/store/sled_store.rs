@@ -139,8 +139,8 @@ fn damage_is_reported_and_nothing_is_touched() {
     ];
     for (what, damage) in damages {
         damage();
-        let said = assert_damaged_and_untouched(&store.path, what);
-        assert!(said.contains(store.path.to_str().unwrap()), "{said}");
+        let message = assert_damaged_and_untouched(&store.path, what);
+        assert!(message.contains(store.path.to_str().unwrap()), "{message}");
         put_back(&store.path, &good);
         assert!(files(&store.path) == good);
     }
@@ -219,20 +219,20 @@ fn a_record_that_is_lost_or_old_is_damage() {
         drop(db);
     };
     spoil(&|db| drop(db.remove(&key).unwrap()));
-    let said = assert_damaged_and_untouched(&store.path, "a record is lost");
-    assert!(said.contains("should hold 11 records and holds 10"), "{said}");
+    let message = assert_damaged_and_untouched(&store.path, "a record is lost");
+    assert!(message.contains("should hold 11 records and holds 10"), "{message}");
     put_back(&store.path, &good);
     spoil(&|db| {
         let value = db.get(&key).unwrap().unwrap();
         let old = String::from_utf8(value.to_vec()).unwrap().replace("1003", "1002");
         db.insert(&key, old.as_bytes()).unwrap();
     });
-    let said = assert_damaged_and_untouched(&store.path, "a record is old");
-    assert!(said.contains("not as they were last written"), "{said}");
+    let message = assert_damaged_and_untouched(&store.path, "a record is old");
+    assert!(message.contains("not as they were last written"), "{message}");
     put_back(&store.path, &good);
     spoil(&|db| drop(db.insert(&key, b"\x01{}").unwrap()));
-    let said = assert_damaged_and_untouched(&store.path, "a record is malformed");
-    assert!(said.contains("allocation 00000001-3"), "{said}");
+    let message = assert_damaged_and_untouched(&store.path, "a record is malformed");
+    assert!(message.contains("allocation 00000001-3"), "{message}");
 }
 
 #[test]
@@ -249,8 +249,8 @@ fn a_store_behind_its_counter_has_lost_appends() {
     let counter = fs::read(store.path.join("data/counter")).unwrap();
     put_back(&store.path.join("data"), &older);
     fs::write(store.path.join("data/counter"), counter).unwrap();
-    let said = assert_damaged_and_untouched(&store.path, "the newest append is lost");
-    assert!(said.contains("ends after write 2, and 3 were acknowledged"), "{said}");
+    let message = assert_damaged_and_untouched(&store.path, "the newest append is lost");
+    assert!(message.contains("ends after write 2, and 3 were acknowledged"), "{message}");
 }
 
 #[test]
@@ -394,7 +394,7 @@ fn a_store_of_several_segments_opens_again_and_again() {
         for opened in 0..4 {
             let as_killed = files(&store.path);
             drop(open);
-            // Kills and clean stops alternate; even rounds begin with a kill.
+            // Kills and clean stops alternate; rounds with an even number begin with a kill.
             if (round + opened) % 2 == 0 {
                 put_back(&store.path, &as_killed);
             }
@@ -457,8 +457,8 @@ fn other_files_than_regular_ones_are_reported_at_once() {
             let path = store.path.clone();
             std::thread::spawn(move || answer.send(SledStore::open(&path).map(drop)));
             let error = answered.recv_timeout(SOON).expect("it hangs").unwrap_err();
-            let said = error.to_string();
-            assert!(said.contains(what) && said.contains(name), "{name} is {what}: {said}");
+            let message = error.to_string();
+            assert!(message.contains(what) && message.contains(name), "{name} is {what}: {message}");
             put_back(&store.path, &good);
         }
     }
@@ -570,7 +570,7 @@ fn lines(child: &mut Child, marked: &'static str) -> impl Iterator<Item = u64> {
 }
 
 #[test]
-fn another_process_has_it() {
+fn a_store_that_another_process_has_open_is_refused() {
     if let Some(folder) = child_folder() {
         let _store = SledStore::open(&folder).unwrap();
         // The harness has begun a line of its own.
@@ -580,7 +580,7 @@ fn another_process_has_it() {
         return;
     }
     let store = fresh();
-    let command = &mut in_child("another_process_has_it", &store.path);
+    let command = &mut in_child("a_store_that_another_process_has_open_is_refused", &store.path);
     let mut child = Killed(command.stdout(Stdio::piped()).spawn().unwrap());
     assert_eq!(lines(&mut child.0, "holds ").next(), Some(1));
     let error = SledStore::open(&store.path).unwrap_err();
@@ -605,9 +605,9 @@ fn a_full_disk_loses_nothing() {
     let store = fresh();
     let mut command = in_child("a_full_disk_loses_nothing", &store.path);
     let output = command.output().unwrap();
-    let said = String::from_utf8_lossy(&output.stdout);
+    let printed = String::from_utf8_lossy(&output.stdout);
     let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success() && said.contains("settled 1"), "{said}{errors}");
+    assert!(output.status.success() && printed.contains("settled 1"), "{printed}{errors}");
 }
 
 /// Prints the acknowledged writes; ends by itself only if the parent has ended.
@@ -647,7 +647,7 @@ fn acknowledged_writes_survive_a_kill() {
         let mut child = Killed(command.stdout(Stdio::piped()).spawn().unwrap());
         let mut output = BufReader::new(child.0.stdout.take().unwrap()).lines().map_while(Result::ok);
         assert!(output.any(|line| line == "opens 0"));
-        let mut said = None;
+        let mut message = None;
         if round % 4 == 3 {
             // Somewhere while it opens.
             let since = Instant::now();
@@ -656,13 +656,13 @@ fn acknowledged_writes_survive_a_kill() {
             }
         } else {
             let wanted = usize::try_from(round * round * 3).unwrap();
-            said = output.by_ref().filter_map(|line| acknowledged(&line)).nth(wanted);
+            message = output.by_ref().filter_map(|line| acknowledged(&line)).nth(wanted);
         }
         child.0.kill().unwrap();
         child.0.wait().unwrap();
         // Its output before it died counts as well.
-        said = output.filter_map(|line| acknowledged(&line)).last().or(said);
-        least = said.map_or(least, |n| n + 1);
+        message = output.filter_map(|line| acknowledged(&line)).last().or(message);
+        least = message.map_or(least, |n| n + 1);
         let loaded = SledStore::open(&store.path).unwrap().load().unwrap();
         let Some(Record::Meta(known)) = loaded.first() else { panic!("no meta") };
         let next = known.next_number;

@@ -65,9 +65,9 @@ fn an_imported_export_is_the_same_store() {
     let text = done(berth(&["export"], dir.path()));
     assert_eq!(text.lines().count(), 1 + held.len());
     assert_eq!(text.lines().next(), Some(r#"{"berthState":1,"recordFormat":2,"records":151}"#));
-    let said = done(berth(&["verify"], dir.path()));
-    assert!(said.contains("151 ") || said.contains("151\n"), "{said}");
-    assert!(said.contains("150 allocation, 1 meta"), "{said}");
+    let output = done(berth(&["verify"], dir.path()));
+    assert!(output.contains("151 ") || output.contains("151\n"), "{output}");
+    assert!(output.contains("150 allocation, 1 meta"), "{output}");
 
     let other = tempfile::tempdir().unwrap();
     let into = other.path().join("new");
@@ -80,8 +80,8 @@ fn an_imported_export_is_the_same_store() {
     assert_eq!(fs::read_to_string(&file).unwrap(), text);
     let mut command = berth(&["import"], &into);
     command.arg(&file);
-    let said = done(command);
-    assert!(said.starts_with("imported: "), "{said}");
+    let output = done(command);
+    assert!(output.starts_with("imported: "), "{output}");
     assert_eq!(SledStore::open(&into.join("store")).unwrap().load().unwrap(), held);
     assert_eq!(done(berth(&["export"], &into)), text);
     // Neither a store nor an export is written over.
@@ -115,8 +115,8 @@ fn a_file_with_one_wrong_line_imports_nothing() {
     for (text, says) in cases {
         let into = tempfile::tempdir().unwrap();
         let output = import(into.path(), &text);
-        let said = String::from_utf8(output.stderr).unwrap();
-        assert!(output.status.code() == Some(1) && said.contains(says), "{says}: {said}");
+        let printed = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.code() == Some(1) && printed.contains(says), "{says}: {printed}");
         assert_eq!(fs::read_dir(into.path()).unwrap().count(), 0, "{says}");
     }
 }
@@ -160,7 +160,7 @@ fn a_lost_store_is_restored_by_import_or_replaced_by_init() {
     assert_eq!(SledStore::open(&dir.path().join("store")).unwrap().load().unwrap(), held);
 
     fs::remove_dir_all(dir.path().join("store")).unwrap();
-    let said = done(berth(&["init"], dir.path()));
-    assert!(said.starts_with("created: ") && said.contains("1 meta"), "{said}");
+    let printed = done(berth(&["init"], dir.path()));
+    assert!(printed.starts_with("created: ") && printed.contains("1 meta"), "{printed}");
     assert_eq!(SledStore::open(&dir.path().join("store")).unwrap().load().unwrap().len(), 1);
 }

@@ -1,8 +1,9 @@
 //! Fakes of the ports for the admin API: a store that can be made to fail, and policies that follow their bytes and
 //! parameters.
 
+use crate::support::gpus::{SHARED, resource};
 use crate::support::kubelet_fakes::MapStore;
-use berth_kernel::ids::names::{Digest, Resource};
+use berth_kernel::ids::names::Digest;
 use berth_kernel::ids::time::Now;
 use berth_kernel::node::ports::{
     Call, CallOutput, InstallError, PolicyFiles, PolicyRuntime, Store, StoreError,
@@ -87,12 +88,12 @@ impl MemoryPolicies {
         self.waiters() > 0
     }
 
-    /// How many do.
+    /// How many installs wait.
     pub(crate) fn waiters(&self) -> usize {
         self.held.load(Ordering::SeqCst)
     }
 
-    /// Damages the last byte of a module; answers what it was.
+    /// Damages the last byte of a module, and returns the undamaged module.
     pub(crate) fn spoil(&self, digest: &Digest) -> Vec<u8> {
         let mut modules = self.modules.lock().unwrap();
         let module = modules.get_mut(digest).unwrap();
@@ -101,7 +102,7 @@ impl MemoryPolicies {
         good
     }
 
-    /// Puts it back.
+    /// Restores a damaged module.
     pub(crate) fn mend(&self, module: Vec<u8>) {
         self.modules.lock().unwrap().insert(digest_of(&module), module);
     }
@@ -127,7 +128,7 @@ impl MemoryPolicies {
             return Ok(None);
         };
         let line = OfferLine {
-            resource: Resource::parse(crate::support::admin_bench::SHARED).unwrap(),
+            resource: resource(SHARED),
             count: u32::try_from(count).unwrap(),
             consumes: Consumes::Slice { memory_mib: 0, compute_percent: 0 },
         };
@@ -158,7 +159,7 @@ impl PolicyFiles for MemoryPolicies {
             bytes: module.len() as u64,
             shipped: false,
             since_wall_ms: now.wall_ms,
-            origin: berth_kernel::policy::version::Provenance::default(),
+            origin: berth_kernel::policy::version::Origin::default(),
         })
     }
 

@@ -28,7 +28,7 @@ pub(crate) fn routes(config: &mut ServiceConfig) {
     config.route("/apis/authorization.k8s.io/v1/subjectaccessreviews", web::post().to(access));
 }
 
-/// Accepts all callers, and counts reviews.
+/// Counts a review, and refuses it if the test orders that. It must come from the daemon.
 fn asked(world: &World, kind: &'static str, request: &HttpRequest) -> Option<HttpResponse> {
     if let Some(refused) = refused(world) {
         return Some(refused);
@@ -63,7 +63,7 @@ async fn token(world: web::Data<World>, request: HttpRequest, review: web::Json<
         "metadata": {}, "spec": {"token": ""}, "status": answer}))
 }
 
-/// One under way.
+/// A TokenReview that is not answered yet.
 struct Under(web::Data<World>);
 
 impl Under {

@@ -1,10 +1,10 @@
 //! A stand-in API server over real HTTP: one node, its pods, lists and watches as kube clients request them, and
 //! faults that tests order.
 
-use crate::daemon::process::SOON;
 use crate::support::api_reviews::{self, Reviews};
 use crate::support::api_writes::{self, Writes};
 use crate::support::port::Port;
+use crate::support::wait::SOON;
 use actix_web::dev::ServerHandle;
 use actix_web::dev::Service as _;
 use actix_web::web::{self, Bytes};
@@ -45,7 +45,7 @@ struct Serving {
     connections: Weak<()>,
 }
 
-/// What it knows.
+/// The cluster's state, and the faults that tests order.
 pub(crate) struct World {
     pub(crate) state: Mutex<State>,
     /// The newest resource version; who watches waits for it.
@@ -79,24 +79,24 @@ pub(crate) struct State {
     unread: usize,
     /// What clients wrote, and what is done to their writes.
     pub(crate) writes: Writes,
-    /// Whom it knows, and what they may do.
+    /// The users, and their rights.
     pub(crate) reviews: Reviews,
 }
 
 /// How a watch is cut off.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Cut {
-    /// As it ends in its time.
+    /// It ends as it does after its requested time.
     #[default]
     Clean,
     /// The connection breaks.
     Broken,
-    /// With an event that says what is wrong.
+    /// It ends with an event that names an error.
     Event(u16),
 }
 
 impl Cut {
-    /// The last that comes over a watch; `None` where nothing does.
+    /// The last bytes of a watch that is cut off; `None` if it ends without any.
     fn last(self) -> Option<std::io::Result<Bytes>> {
         match self {
             Self::Clean => None,
@@ -238,7 +238,7 @@ impl World {
         self.log(&mut state, "DELETED", pod);
     }
 
-    /// Something changed that is no pod.
+    /// Notifies the watches of a change of something other than a pod.
     pub(crate) fn changed(&self, state: &mut State) {
         state.version += 1;
         self.news.send_replace(state.version);
@@ -269,7 +269,7 @@ impl World {
         self.news.send_replace(state.version);
     }
 
-    /// Forgets what was before now, as an API server does that starts again.
+    /// Forgets all earlier events, as an API server does that restarts.
     pub(crate) fn forget(&self) {
         let mut state = self.state.lock().unwrap();
         state.version += 1;
@@ -310,7 +310,7 @@ impl World {
         }
     }
 
-    /// How many reads were done something to.
+    /// How many reads were refused or began to hang.
     pub(crate) fn unread(&self) -> usize {
         self.state.lock().unwrap().unread
     }
@@ -467,7 +467,7 @@ fn refused_for_now(world: &World) -> Option<HttpResponse> {
     Some(HttpResponse::build(status).insert_header(header).body("Too many requests, please try again later."))
 }
 
-/// A line of a watch that says what is wrong.
+/// A line of a watch with an error of this code.
 fn wrong(code: u16) -> String {
     let status = json!({"apiVersion": "v1", "kind": "Status", "status": "Failure", "reason": "Test",
         "message": "ended by the test", "code": code});

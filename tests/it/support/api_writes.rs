@@ -9,13 +9,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::time::{Instant, sleep};
 
-/// What an API server with patience lets a client wait.
+/// How long a write hangs at most.
 const HANG_MAX: Duration = Duration::from_secs(60);
 
 /// What clients wrote.
 #[derive(Default)]
 pub(crate) struct Writes {
-    /// Every request to send a pod away.
+    /// Every request to evict or delete a pod.
     pub(crate) asked: Vec<Asked>,
     /// Disruption budgets: name, `app` label of its pods, how many must be healthy.
     budgets: Vec<(String, String, usize)>,
@@ -33,7 +33,7 @@ pub(crate) struct Writes {
     faults: BTreeMap<Write, Fault>,
 }
 
-/// One request to send a pod away.
+/// A request to evict or delete a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Asked {
     pub(crate) write: Write,
@@ -93,7 +93,7 @@ impl World {
         state.writes.asked.iter().filter(|a| a.pod == pod).cloned().collect()
     }
 
-    /// How many requests to send pods away there were.
+    /// The number of requests to evict or delete pods.
     pub(crate) fn asked_count(&self) -> usize {
         self.state.lock().unwrap().writes.asked.len()
     }
@@ -352,7 +352,7 @@ async fn create_event(world: Data<World>, namespace: Path<String>, body: Json<Va
     HttpResponse::Created().json(event)
 }
 
-/// What events.k8s.io/v1 refuses.
+/// The reason for which events.k8s.io/v1 refuses an event.
 fn wrong_event(event: &Value, namespace: &str) -> Option<&'static str> {
     let text = |key: &str| event[key].as_str().unwrap_or_default();
     let regarding = event["regarding"]["namespace"].as_str();

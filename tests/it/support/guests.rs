@@ -13,7 +13,7 @@ use berth_wasm::{CompileLimits, Settings, WasmPolicies};
 
 pub(crate) use harness::hostile::table::guests::{bomb, component, guest, module};
 
-/// A moment.
+/// The time at which policies are called.
 pub(crate) const NOW: Now = Now { wall_ms: 1_800_000_000_000, mono_ms: 3_600_000 };
 
 /// Settings that find the compiler.
@@ -29,7 +29,7 @@ pub(crate) fn settings(state_dir: &Path) -> Settings {
     }
 }
 
-/// One room for all tests that do not change its settings.
+/// The policy runtime of all tests that do not change its settings.
 pub(crate) fn policies() -> &'static WasmPolicies {
     static ROOM: OnceLock<(WasmPolicies, tempfile::TempDir)> = OnceLock::new();
     let (policies, _) = ROOM.get_or_init(|| {
@@ -39,13 +39,13 @@ pub(crate) fn policies() -> &'static WasmPolicies {
     policies
 }
 
-/// Installs a guest that can be installed.
+/// Installs a guest, which must be accepted.
 pub(crate) fn installed(name: &str) -> PolicyVersion {
     let version = policies().install(&guest(name), NOW);
     version.unwrap_or_else(|error| panic!("{name}: {error}"))
 }
 
-/// Why a module is refused.
+/// The error with which a module is refused.
 pub(crate) fn refused(module: &[u8]) -> InstallError {
     match policies().install(module, NOW) {
         Ok(version) => panic!("{} was taken", version.label()),

@@ -1,6 +1,6 @@
 //! Fakes of the ports: a clock, a store in memory, and a policy with scripted answers.
 
-use crate::support::kubelet_bench::{GPU, MEMORY_MIB, SHARED, resource};
+use crate::support::gpus::{MEMORY_MIB, SHARED, WHOLE, resource};
 use berth_kernel::hardware::triage::{Severity, TriageAnswer};
 use berth_kernel::ids::names::{DeviceId, Digest};
 use berth_kernel::ids::time::Now;
@@ -91,7 +91,7 @@ pub(crate) fn scripted_version() -> PolicyVersion {
         bytes: 1,
         shipped: false,
         since_wall_ms: 0,
-        origin: berth_kernel::policy::version::Provenance::default(),
+        origin: berth_kernel::policy::version::Origin::default(),
     }
 }
 
@@ -180,10 +180,10 @@ fn scripted_lines(words: &[&str], shares: Option<&str>) -> Vec<OfferLine> {
     let mut lines = Vec::new();
     let whole = |name: &str| OfferLine { resource: resource(name), count: 1, consumes: Consumes::Whole };
     if words.contains(&"whole") {
-        lines.push(whole(GPU));
+        lines.push(whole(WHOLE));
     }
     if words.contains(&"twice") {
-        lines.extend([whole(GPU), whole(SHARED)]);
+        lines.extend([whole(WHOLE), whole(SHARED)]);
     }
     if let Some(count) = shares {
         let count: u32 = count.parse().unwrap();

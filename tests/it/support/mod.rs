@@ -1,7 +1,7 @@
-//! What the tests share: nodes, stand-ins, fakes, and waiting.
+//! Code that tests share: nodes, stand-ins, fakes, and waiting (tests/README.md).
 
-pub(crate) mod admin_bench;
 pub(crate) mod admin_fakes;
+pub(crate) mod admin_node;
 pub(crate) mod api_reviews;
 pub(crate) mod api_server;
 pub(crate) mod api_writes;
@@ -9,11 +9,14 @@ pub(crate) mod batches;
 pub(crate) mod child;
 pub(crate) mod client;
 pub(crate) mod files;
-pub(crate) mod gated_daemon;
+pub(crate) mod gated_node;
+pub(crate) mod gpus;
 pub(crate) mod guests;
 pub(crate) mod kept_compiler;
-pub(crate) mod kubelet_bench;
 pub(crate) mod kubelet_fakes;
-pub(crate) mod policy_node;
+pub(crate) mod kubelet_node;
+pub(crate) mod ledger_node;
+pub(crate) mod nvml;
 pub(crate) mod port;
+pub(crate) mod process_node;
 pub(crate) mod wait;

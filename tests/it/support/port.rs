@@ -32,7 +32,7 @@ impl Port {
 #[test]
 fn an_endpoint_is_dialled_until_its_plugin_listens() {
     let port = Port::held();
-    let kind = |said: std::io::Result<()>| said.map_err(|error| error.kind());
+    let kind = |message: std::io::Result<()>| message.map_err(|error| error.kind());
     let dialled = || kind(TcpStream::connect(port.address()).map(drop));
     for _ in 0..2 {
         assert_eq!(dialled(), Err(ErrorKind::ConnectionRefused));

@@ -65,19 +65,28 @@ pub(crate) struct EventStream {
     filter: EventFilter,
     /// The number of the last event that was read.
     after: u64,
-    /// The number in the last id that was sent.
-    sent_id: u64,
     follow: bool,
     /// Sent before anything else.
     first: Option<String>,
     generation: Generation,
     times: StreamTimes,
-    /// When something was last sent.
-    sent: Instant,
-    /// The count of nudges at the last comment.
-    nudges: u64,
+    last_sent: LastSent,
     until: Instant,
     ended: bool,
+    admission: Admission,
+}
+
+/// What was last sent.
+struct LastSent {
+    at: Instant,
+    /// The number in its id.
+    id: u64,
+    /// The count of nudges at the last comment.
+    nudges: u64,
+}
+
+/// Whether the client may still have the stream.
+struct Admission {
     /// `None` for a stream that does not follow.
     permit: Option<StreamPermit>,
     is_admitted: IsAdmitted,
@@ -108,21 +117,17 @@ impl EventStream {
         let now = Instant::now();
         Self {
             woken: ring.watch(),
-            nudges: ring.nudges(),
+            last_sent: LastSent { at: now, id: start.after, nudges: ring.nudges() },
             ring,
             filter,
             after: start.after,
-            sent_id: start.after,
             follow: start.follow,
             first: Some(start.first),
             generation: start.generation,
             times,
-            sent: now,
             until: now + times.life,
             ended: false,
-            permit,
-            is_admitted: start.is_admitted,
-            checked: now,
+            admission: Admission { permit, is_admitted: start.is_admitted, checked: now },
         }
     }
 
@@ -142,8 +147,8 @@ impl EventStream {
             Some(first) => first,
             None => self.following().await?,
         };
-        self.sent = Instant::now();
-        self.sent_id = self.after;
+        self.last_sent.at = Instant::now();
+        self.last_sent.id = self.after;
         Some(chunk)
     }
 
@@ -151,9 +156,9 @@ impl EventStream {
         loop {
             // Marked as seen before the ring is read, so that an event after that wakes the stream.
             self.woken.borrow_and_update();
-            if self.checked.elapsed() >= self.times.admission_check {
-                self.checked = Instant::now();
-                if !(self.is_admitted)().await {
+            if self.admission.checked.elapsed() >= self.times.admission_check {
+                self.admission.checked = Instant::now();
+                if !(self.admission.is_admitted)().await {
                     return Some(self.end(
                         "no longer authorized: the token, the certificate or its permission was removed",
                     ));
@@ -180,12 +185,12 @@ impl EventStream {
                 }
                 Following::Events(..) if !self.follow => {
                     self.ended = true;
-                    return (self.after != self.sent_id).then(|| self.id_alone());
+                    return (self.after != self.last_sent.id).then(|| self.id_alone());
                 }
                 Following::Events(..) => {
-                    let due =
-                        (self.sent + self.times.keep_alive).min(self.checked + self.times.admission_check);
-                    let due = due.min(self.until);
+                    let comment = self.last_sent.at + self.times.keep_alive;
+                    let check = self.admission.checked + self.times.admission_check;
+                    let due = comment.min(check).min(self.until);
                     // After a timeout and after a change the loop checks everything again. The channel cannot be
                     // closed: this stream holds the ring.
                     let _ = tokio::time::timeout_at(due, self.woken.changed()).await;
@@ -200,13 +205,13 @@ impl EventStream {
         if now >= self.until {
             return Some(self.end("the stream is an hour old: reconnect, no event is missed"));
         }
-        if self.permit.as_ref().is_some_and(StreamPermit::is_revoked) {
+        if self.admission.permit.as_ref().is_some_and(StreamPermit::is_revoked) {
             return Some(self.end("a caller with fewer streams replaced it: reconnect"));
         }
         let nudges = self.ring.nudges();
-        let is_nudged = nudges != self.nudges && now >= self.sent + NUDGE_MIN_GAP;
-        if is_nudged || now >= self.sent + self.times.keep_alive {
-            self.nudges = nudges;
+        let is_nudged = nudges != self.last_sent.nudges && now >= self.last_sent.at + NUDGE_MIN_GAP;
+        if is_nudged || now >= self.last_sent.at + self.times.keep_alive {
+            self.last_sent.nudges = nudges;
             return Some(format!(": still here\n{}", self.id_alone()));
         }
         None

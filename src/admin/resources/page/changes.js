@@ -88,7 +88,7 @@ export function uncordon(api, gpus) {
   const drains = gpus.some((gpu) => gpu.drain.state !== 'cordoned');
   return unmark(api, gpus, {
     title: `Uncordon ${named(gpus)}?`, label: 'Uncordon', kind: 'cordon', marks: (gpu) => gpu.drain.marks,
-    words: `This removes all of these marks.${drains ? ' A drain is cancelled.' : ''} ${byNumber(gpus, 'The GPU', 'The GPUs')} may be granted again at once.`,
+    words: `This removes all of these marks.${drains ? ' A drain is stopped.' : ''} ${byNumber(gpus, 'The GPU', 'The GPUs')} may be granted again at once.`,
   });
 }
 

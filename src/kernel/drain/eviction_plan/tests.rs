@@ -1,6 +1,7 @@
 use super::*;
 use crate::drain::eviction::EvictionMethod;
 use crate::drain::marks::{AtDeadline, Author, Order, Owners};
+use crate::evidence::pods::tests::pod_without_containers;
 use crate::evidence::pods::{PodOwner, PodsSource, PodsView};
 use crate::grants::allocation::{Decision, Holder};
 use crate::hardware::gpu::{Inventory, Part};
@@ -27,20 +28,7 @@ fn gpu_id(text: &str) -> GpuId {
 }
 
 fn part(name: &str, parent: Option<&str>) -> Part {
-    Part {
-        id: id(name),
-        gpu: gpu_id(parent.unwrap_or(name)),
-        vendor: "nvidia".into(),
-        model: String::new(),
-        gpu_index: 0,
-        minor: None,
-        memory_mib: 100,
-        pci_bus: None,
-        numa_node: None,
-        mig_enabled: false,
-        mig: None,
-        attributes: BTreeMap::new(),
-    }
+    Part { id: id(name), memory_mib: 100, ..Part::whole_gpu(gpu_id(parent.unwrap_or(name)), 0) }
 }
 
 fn owner(kind: &str) -> PodOwner {
@@ -48,19 +36,7 @@ fn owner(kind: &str) -> PodOwner {
 }
 
 fn pod(uid: &str) -> Pod {
-    Pod {
-        uid: uid.into(),
-        namespace: "team".into(),
-        name: format!("pod-{uid}"),
-        labels: Vec::new(),
-        is_static: false,
-        owner: None,
-        stage: Stage::Admitted,
-        deletion_wall_ms: None,
-        created_wall_ms: 1,
-        containers: Vec::new(),
-        bypass: None,
-    }
+    pod_without_containers(uid, Stage::Admitted)
 }
 
 /// GPU-0, and GPU-1 with an instance; eight shares of each part.

@@ -13,7 +13,6 @@ use crate::node::revision::Revision;
 use crate::policy::hooks::{AdmitRequest, Terms};
 use crate::sharing::listing;
 use crate::sharing::offer::{Consumes, OfferLine, PartOffer};
-use std::collections::BTreeMap;
 
 fn gpu() -> GpuId {
     GpuId::parse("GPU-0").unwrap()
@@ -64,20 +63,7 @@ impl Node {
     }
 
     fn scan(&mut self) {
-        let part = Part {
-            id: gpu().as_part().clone(),
-            gpu: gpu(),
-            vendor: "nvidia".into(),
-            model: String::new(),
-            gpu_index: 0,
-            minor: None,
-            memory_mib: 1,
-            pci_bus: None,
-            numa_node: None,
-            mig_enabled: false,
-            mig: None,
-            attributes: BTreeMap::new(),
-        };
+        let part = Part::whole_gpu(gpu(), 0);
         let mut inventory = Inventory { parts: vec![part], ..Inventory::default() };
         if self.hangs {
             inventory.scan_errors.insert(gpu(), "a call hangs".into());

@@ -1,6 +1,7 @@
 //! Attribution of processes to allocations on a node with one whole GPU and one in MIG mode.
 
 use super::*;
+use crate::evidence::pods::tests::pod_without_containers;
 use crate::evidence::pods::{BypassKind, PodsSource, PodsView};
 use crate::grants::allocation::Holder;
 use crate::node::change::{Change, Entry};
@@ -178,19 +179,7 @@ fn the_reason_shows_how_a_pods_spec_gives_access_to_gpus() {
     let mut node = Node::new();
     let by = PodBypass { kind: BypassKind::NamesGpus, container: "main".into() };
     let pod = |uid: &str, stage, bypass: Option<&PodBypass>| {
-        let pod = Pod {
-            uid: uid.into(),
-            namespace: "team".into(),
-            name: format!("pod-{uid}"),
-            labels: Vec::new(),
-            is_static: false,
-            owner: None,
-            stage,
-            deletion_wall_ms: None,
-            created_wall_ms: 0,
-            containers: Vec::new(),
-            bypass: bypass.cloned(),
-        };
+        let pod = Pod { bypass: bypass.cloned(), ..pod_without_containers(uid, stage) };
         (uid.to_owned(), Arc::new(pod))
     };
     let view = PodsView {

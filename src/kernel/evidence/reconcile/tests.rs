@@ -36,20 +36,7 @@ fn id(number: u64) -> AllocationId {
 fn node() -> Ledger {
     let mut ledger = Ledger::default();
     for i in 0..4 {
-        let part = Part {
-            id: device(i).part,
-            gpu: GpuId::of_whole(&device(i).part),
-            vendor: "nvidia".into(),
-            model: String::new(),
-            gpu_index: 0,
-            minor: None,
-            memory_mib: 1,
-            pci_bus: None,
-            numa_node: None,
-            mig_enabled: false,
-            mig: None,
-            attributes: BTreeMap::new(),
-        };
+        let part = Part::whole_gpu(GpuId::of_whole(&device(i).part), 0);
         ledger.apply(&Entry { at: at(0), changes: vec![Change::PartFound(part)] });
         let lines = vec![OfferLine { resource: resource(), count: 1, consumes: Consumes::Whole }];
         let offer = PartOffer { part: device(i).part, lines };

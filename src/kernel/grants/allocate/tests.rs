@@ -1,5 +1,6 @@
 use super::*;
 use crate::evidence::kubelet_view::{KubeletAge, PodList, ReconcileView};
+use crate::evidence::pods::tests::pod_without_containers;
 use crate::evidence::pods::{Pod, PodsSource, PodsView, Stage};
 use crate::grants::allocation::{EndReason, Holder};
 use crate::hardware::device_access::{DeviceAccess, NamedPart};
@@ -39,20 +40,7 @@ fn share(gpu: u32, n: u32) -> DeviceId {
 impl Node {
     /// A node of `gpus` GPUs with `shares` shares each.
     fn new(gpus: u32, shares: u32) -> Self {
-        let part = |i| Part {
-            id: part(i),
-            gpu: GpuId::of_whole(&part(i)),
-            vendor: "nvidia".into(),
-            model: String::new(),
-            gpu_index: i,
-            minor: None,
-            memory_mib: 1_000,
-            pci_bus: None,
-            numa_node: None,
-            mig_enabled: false,
-            mig: None,
-            attributes: BTreeMap::new(),
-        };
+        let part = |i| Part { memory_mib: 1_000, ..Part::whole_gpu(GpuId::of_whole(&part(i)), i) };
         let parts: Vec<Part> = (0..gpus).map(part).collect();
         let consumes = Consumes::Slice { memory_mib: 0, compute_percent: 0 };
         let line = OfferLine { resource: resource(), count: shares, consumes };
@@ -181,17 +169,10 @@ fn a_record_stays_while_it_alone_holds_one_of_its_devices() {
 
 fn api_server_shows(uid: &str) -> Command {
     let pod = Pod {
-        uid: uid.into(),
         namespace: "ns".into(),
         name: "runs".into(),
-        labels: Vec::new(),
-        is_static: false,
-        owner: None,
-        stage: Stage::Admitted,
-        deletion_wall_ms: None,
         created_wall_ms: 0,
-        containers: Vec::new(),
-        bypass: None,
+        ..pod_without_containers(uid, Stage::Admitted)
     };
     Command::Pods(PodsView {
         source: PodsSource::ApiServer,

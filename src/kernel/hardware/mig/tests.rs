@@ -7,20 +7,8 @@ fn id(text: &str) -> PartId {
 }
 
 fn gpu(index: u32, mig_enabled: bool) -> Part {
-    Part {
-        id: id(&format!("GPU-{index}")),
-        gpu: GpuId::of_whole(&id(&format!("GPU-{index}"))),
-        vendor: "nvidia".into(),
-        model: "test".into(),
-        gpu_index: index,
-        minor: Some(index),
-        memory_mib: 80_000,
-        pci_bus: None,
-        numa_node: None,
-        mig_enabled,
-        mig: None,
-        attributes: BTreeMap::new(),
-    }
+    let gpu = GpuId::of_whole(&id(&format!("GPU-{index}")));
+    Part { minor: Some(index), memory_mib: 80_000, mig_enabled, ..Part::whole_gpu(gpu, index) }
 }
 
 /// A node from one text for each GPU: `-` is a GPU outside of MIG mode, else its instances' profiles.

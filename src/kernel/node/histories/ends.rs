@@ -2,7 +2,7 @@
 
 use super::held::Held;
 use super::world::{World, gpu, resource};
-use crate::evidence::kubelet_view::{CheckpointEntry, ReconcileView};
+use crate::evidence::kubelet_view::ReconcileView;
 use crate::grants::allocation::{Allocation, Holder};
 use crate::ids::names::{DeviceId, PartId};
 use crate::node::change::{Change, Entry};
@@ -89,7 +89,7 @@ impl World {
         let view = ReconcileView {
             began_mono_ms: self.now.mono_ms,
             kubelet: Some(self.kubelet),
-            checkpoint: Some(self.checkpoint.iter().map(checkpointed).collect()),
+            checkpoint: Some(self.checkpoint.iter().map(Held::checkpointed).collect()),
             adopt: true,
             ..ReconcileView::default()
         };
@@ -114,15 +114,5 @@ impl World {
         if !allocation.decision.is_adoption() || remembered + 1 < self.ledger.rules.history.allocations {
             self.apply(&Command::End { id: *id, force: true }).unwrap();
         }
-    }
-}
-
-pub(super) fn checkpointed(held: &Held) -> CheckpointEntry {
-    CheckpointEntry {
-        pod_uid: held.uid.clone(),
-        container: held.container.into(),
-        resource: held.resource.clone(),
-        devices: held.devices.clone(),
-        allocation: held.allocation,
     }
 }

@@ -1,6 +1,6 @@
 //! Views of all pods, evictions, and processes in a history.
 
-use super::held::Held;
+use super::held::{Held, pod_object};
 use super::op::PodsUpdate;
 use super::world::{PARTS, World, part};
 use crate::drain::eviction::EvictionOutcome;
@@ -15,34 +15,6 @@ use crate::node::command::Command;
 use crate::node::ledger::Ledger;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-
-/// The sources' state, and the daemon's view of it.
-#[derive(Default)]
-pub(super) struct Sources {
-    /// The API server's objects.
-    objects: BTreeMap<String, Arc<Pod>>,
-    /// Force-deleted pods, which may still run.
-    pub(super) force_deleted: BTreeSet<String>,
-    /// Running pods whose devices the kubelet's checkpoint lost.
-    pub(super) lost_from_checkpoint: Vec<Held>,
-    /// The daemon's view after its first list, lost when the daemon crashes.
-    view: Option<PodsView>,
-    /// An earlier view, to be submitted again later.
-    earlier_view: Option<PodsView>,
-}
-
-impl Sources {
-    /// A new object. A name is that of one object at a time.
-    pub(super) fn create_object(&mut self, uid: &str, name: &str) {
-        self.objects.retain(|_, pod| pod.name != name);
-        self.objects.insert(uid.into(), Arc::new(pod_object(uid, name, Stage::Waiting)));
-    }
-
-    pub(super) fn crash(&mut self) {
-        self.view = None;
-        self.earlier_view = None;
-    }
-}
 
 impl World {
     pub(super) fn is_running(&self, uid: &str) -> bool {
@@ -240,20 +212,4 @@ fn refresh(view: &mut PodsView, objects: &BTreeMap<String, Arc<Pod>>) {
         }
     }
     view.current = true;
-}
-
-fn pod_object(uid: &str, name: &str, stage: Stage) -> Pod {
-    Pod {
-        uid: uid.into(),
-        namespace: "ns".into(),
-        name: name.into(),
-        labels: Vec::new(),
-        is_static: false,
-        owner: None,
-        stage,
-        deletion_wall_ms: None,
-        created_wall_ms: 0,
-        containers: Vec::new(),
-        bypass: None,
-    }
 }

@@ -7,10 +7,10 @@ use crate::node::command::{Activation, Command, NewStack};
 use crate::policy::decider::Decider;
 use crate::policy::judge_again::to_judge_again;
 use crate::policy::stack::{ACTIVATIONS_MAX, OnFault, Permissions, StackEntry};
-use crate::policy::version::{PolicyVersion, Provenance, test_version};
+use crate::policy::version::{Origin, PolicyVersion, test_version};
 
 fn version() -> PolicyVersion {
-    PolicyVersion { origin: Provenance { by: "me".into(), ..Provenance::default() }, ..test_version('a') }
+    PolicyVersion { origin: Origin { by: "me".into(), ..Origin::default() }, ..test_version('a') }
 }
 
 impl World {

@@ -1,9 +1,7 @@
 //! The node of a history: the kernel, its store, and the pods that the kubelet really runs.
 
-use super::ends::checkpointed;
-use super::held::Held;
+use super::held::{Held, Sources};
 use super::op::Op;
-use super::sources::Sources;
 use crate::drain::marks::{AtDeadline, Author, Order, Owners};
 use crate::evidence::kubelet_view::{KubeletAge, ListedHolding, PodList, ReconcileView};
 use crate::grants::history::HistoryLimit;
@@ -72,20 +70,7 @@ pub(super) fn resource(i: usize) -> Resource {
 }
 
 pub(super) fn part(i: usize) -> Part {
-    Part {
-        id: part_id(i),
-        gpu: gpu(if i == MIG { 2 } else { i }),
-        vendor: "nvidia".into(),
-        model: "test".into(),
-        gpu_index: 0,
-        minor: None,
-        memory_mib: 1000,
-        pci_bus: None,
-        numa_node: None,
-        mig_enabled: false,
-        mig: None,
-        attributes: BTreeMap::new(),
-    }
+    Part { id: part_id(i), memory_mib: 1000, ..Part::whole_gpu(gpu(if i == MIG { 2 } else { i }), 0) }
 }
 
 pub(super) fn shape(i: usize) -> Vec<OfferLine> {
@@ -502,7 +487,7 @@ impl World {
 
     fn reconcile(&mut self, list: bool, checkpoint: bool, fresh: bool) {
         let checkpointed_pods = if fresh { &self.pods } else { &self.stale };
-        let entries = checkpointed_pods.iter().map(checkpointed);
+        let entries = checkpointed_pods.iter().map(Held::checkpointed);
         // The kubelet forgets a pod that is deleted by force.
         let listed = self.without_gpu.iter().filter(|(uid, _)| !self.sources.force_deleted.contains(uid));
         let names = self.pods.iter().map(|held| &held.name).chain(listed.map(|(_, name)| name));

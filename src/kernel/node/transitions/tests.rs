@@ -69,20 +69,7 @@ impl Node {
     }
 
     fn scan(&mut self, present: bool, pids: &[u32]) {
-        let part = Part {
-            id: gpu().as_part().clone(),
-            gpu: gpu(),
-            vendor: "nvidia".into(),
-            model: "H100".into(),
-            gpu_index: 3,
-            minor: None,
-            memory_mib: 80,
-            pci_bus: None,
-            numa_node: None,
-            mig_enabled: false,
-            mig: None,
-            attributes: BTreeMap::new(),
-        };
+        let part = Part { model: "H100".into(), memory_mib: 80, ..Part::whole_gpu(gpu(), 3) };
         let process = |pid: &u32| Process {
             pid: *pid,
             part: gpu().as_part().clone(),

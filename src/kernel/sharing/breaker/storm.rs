@@ -4,7 +4,7 @@ use super::*;
 use crate::evidence::pods::tests::{pod, view};
 use crate::evidence::pods::{Pod, Stage};
 use crate::hardware::gpu::{Inventory, Part};
-use crate::ids::names::{DeviceId, Digest, GpuId, PartId, Resource};
+use crate::ids::names::{DeviceId, Digest, GpuId, Resource};
 use crate::node::change::{Change, Entry};
 use crate::node::command::{Activation, Attempt, Command, NewStack, StackAnswer};
 use crate::node::decide::decide;
@@ -13,7 +13,7 @@ use crate::policy::hooks::{AdmitRequest, FaultKind, Terms};
 use crate::policy::stack::{OnFault, Permissions, Stack, StackEntry};
 use crate::sharing::listing::listing;
 use crate::sharing::offer::{Consumes, OfferLine, PartOffer};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 const GPUS: usize = 8;
@@ -44,20 +44,7 @@ fn resource() -> Resource {
 }
 
 fn part(i: usize) -> Part {
-    Part {
-        id: PartId::parse(&format!("GPU-{i}")).unwrap(),
-        gpu: GpuId::parse(&format!("GPU-{i}")).unwrap(),
-        vendor: "nvidia".into(),
-        model: String::new(),
-        gpu_index: 0,
-        minor: None,
-        memory_mib: 1,
-        pci_bus: None,
-        numa_node: None,
-        mig_enabled: false,
-        mig: None,
-        attributes: BTreeMap::new(),
-    }
+    Part::whole_gpu(GpuId::parse(&format!("GPU-{i}")).unwrap(), 0)
 }
 
 impl Storm {

@@ -18,7 +18,7 @@ use berth_kernel::node::rules::Rules;
 use berth_kernel::policy::stack::{OnFault, Permissions, StackEntry};
 use berth_kernel::policy::version::PolicyVersion;
 use berth_kernel::sharing::listing::listing;
-use berth_kubelet::{DevicePlugins, Running, Settings, Timeouts};
+use berth_kubelet::{DevicePlugins, RunningPlugins, Settings, Timeouts};
 use berth_kubelet::{Edits, ReconcileTiming};
 use berth_wasm::{self, WasmPolicies};
 use fakes::{plugin, program};
@@ -30,6 +30,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tempfile::TempDir;
 use tokio::runtime::{Builder, Runtime};
+use tokio::sync::watch;
 use tonic::transport::Channel;
 
 pub(crate) const GPU: &str = "nvidia.com/gpu";
@@ -124,7 +125,7 @@ pub(crate) struct Node<'h> {
     pub(crate) resource: Resource,
     pub(crate) client: Client,
     pub(crate) kubelet: Kubelet,
-    running: Option<Running>,
+    running: Option<RunningPlugins>,
     _folder: TempDir,
 }
 
@@ -162,7 +163,7 @@ impl<'h> Node<'h> {
             let settings = Settings {
                 device_plugins: folder.path().join("device-plugins"),
                 root_dir: folder.path().to_owned(),
-                edits: berth_kubelet::fixed_edits(Edits::default()),
+                edits: watch::Sender::new(Arc::new(Edits::default())).subscribe(),
                 // The stand-in has no pods, so a reconcile pass would find fault with every allocation.
                 reconcile: ReconcileTiming { list_interval: PATIENCE, ..ReconcileTiming::default() },
                 timeouts: Timeouts::default(),

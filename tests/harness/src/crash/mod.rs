@@ -17,7 +17,6 @@ use berth::command;
 use berth::daemon::Options;
 use berth_config::Config;
 use berth_kernel::node::steps::{self, Step};
-use berth_kubelet::Timeouts;
 use clap::Parser;
 use harness::kill::{self, KILL_AT, Program, SmallDisk, Tally};
 use std::process::ExitCode;
@@ -125,8 +124,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<bool> {
 /// would be most of a round. The stand-in notices within 5 ms.
 fn serve(config: Config) -> anyhow::Result<()> {
     berth_observe::logs::start(config.observe.log, config.observe.tracing.as_ref(), &config.node.name)?;
-    let timeouts = Timeouts { settle: Duration::from_millis(25), ..Timeouts::default() };
-    berth::daemon::serve_with(config, Options { timeouts, ..Options::default() })
+    let mut options = Options::default();
+    options.timeouts.disconnect.settle = Duration::from_millis(25);
+    berth::daemon::serve_with(config, options)
 }
 
 fn kills(rounds: u64, seed: Option<u64>, small_disk: Option<SmallDisk>) -> anyhow::Result<Tally> {

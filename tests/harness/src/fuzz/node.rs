@@ -53,18 +53,10 @@ pub(super) fn node(bytes: &mut Bytes<'_>) -> Ledger {
 
 fn gpu(index: usize) -> Part {
     Part {
-        gpu: GpuId::of_whole(&part(&format!("GPU-{index}"))),
-        id: part(&format!("GPU-{index}")),
-        vendor: "nvidia".into(),
         model: "H100".into(),
-        gpu_index: u32::try_from(index).unwrap(),
-        minor: None,
         memory_mib: 81_920,
         pci_bus: PciBusId::parse(&format!("00000000:0{index}:00.0")).ok(),
-        numa_node: None,
-        mig_enabled: false,
-        mig: None,
-        attributes: BTreeMap::new(),
+        ..Part::whole_gpu(GpuId::of_whole(&part(&format!("GPU-{index}"))), u32::try_from(index).unwrap())
     }
 }
 

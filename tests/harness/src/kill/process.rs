@@ -7,6 +7,7 @@ use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
@@ -40,6 +41,8 @@ pub struct Serving {
     child: Child,
     base: watch::Receiver<Option<String>>,
     log: Arc<Mutex<VecDeque<String>>>,
+    /// Fills `log`; it ends with the daemon's standard error.
+    reader: Option<JoinHandle<()>>,
     token: PathBuf,
 }
 
@@ -105,7 +108,7 @@ impl Serving {
         let log = Arc::new(Mutex::new(VecDeque::new()));
         let lines = Arc::clone(&log);
         // Read to its end, or the daemon would wait for room in the pipe.
-        std::thread::spawn(move || {
+        let reader = std::thread::spawn(move || {
             for line in BufReader::new(output).lines().map_while(Result::ok) {
                 if let Some(origin) = serving::origin(&line) {
                     found.send_replace(Some(format!("{origin}/api/v1")));
@@ -117,7 +120,7 @@ impl Serving {
                 lines.push_back(line);
             }
         });
-        Ok(Self { child, base, log, token: folder.join("state/token") })
+        Ok(Self { child, base, log, reader: Some(reader), token: folder.join("state/token") })
     }
 
     /// Whether it is dead by now.
@@ -129,6 +132,10 @@ impl Serving {
         if let Some(status) = ended
             && status.code().is_some()
         {
+            // The last lines may still be in the pipe, and they say why it ended.
+            if let Some(reader) = self.reader.take() {
+                let _ = reader.join();
+            }
             bail!("berth ended by itself, {status}:\n{}", self.log());
         }
         Ok(ended.is_some())

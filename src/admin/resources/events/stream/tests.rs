@@ -154,14 +154,14 @@ async fn a_stream_ends_when_its_client_is_no_longer_authorized_or_its_permit_is_
         stream_with(&ring, None, None, true, StreamTimes { admission_check: Duration::ZERO, ..QUICK });
     assert_eq!(rejected.next().await.unwrap(), "first");
     assert!(rejected.next().await.unwrap().starts_with(": still here"));
-    rejected.is_admitted = Box::new(|| std::future::ready(false).boxed_local());
+    rejected.admission.is_admitted = Box::new(|| std::future::ready(false).boxed_local());
     let end = rejected.next().await.unwrap();
     assert!(kinds(&end) == ["end"] && end.contains("no longer authorized"), "{end}");
     assert_eq!(rejected.next().await, None);
 
     let permits = Arc::new(StreamPermits::default());
     let mut replaced = stream_with(&ring, None, None, true, QUICK);
-    replaced.permit = permits.acquire("a");
+    replaced.admission.permit = permits.acquire("a");
     replaced.next().await.unwrap();
     let _others: Vec<_> = (1..STREAMS_MAX).map(|_| permits.acquire("a").unwrap()).collect();
     let _new = permits.acquire_from_largest("b").unwrap();

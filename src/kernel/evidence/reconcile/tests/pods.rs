@@ -1,6 +1,7 @@
 //! Reconcile passes with a source that has all pods by UID: the API server.
 
 use super::*;
+use crate::evidence::pods::tests::pod_without_containers;
 use crate::evidence::pods::{Pod, PodsSource, PodsView, Stage};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -8,17 +9,9 @@ use std::sync::Arc;
 /// A view of the API server with these pods alive and deleted.
 pub(super) fn pods(alive: &[&str], deleted: &[&str]) -> Option<Arc<PodsView>> {
     let pod = |uid: &str| Pod {
-        uid: uid.into(),
         namespace: "ns".into(),
-        name: format!("pod-{uid}"),
-        labels: Vec::new(),
-        is_static: false,
-        owner: None,
-        stage: Stage::Admitted,
-        deletion_wall_ms: None,
         created_wall_ms: START,
-        containers: Vec::new(),
-        bypass: None,
+        ..pod_without_containers(uid, Stage::Admitted)
     };
     Some(Arc::new(PodsView {
         source: PodsSource::ApiServer,

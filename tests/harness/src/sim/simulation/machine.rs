@@ -4,7 +4,7 @@ use super::event::Driver;
 use super::rng::Rng;
 use berth_kernel::hardware::gpu::{Inventory, Mig, Part, ScanError};
 use berth_kernel::ids::names::{GpuId, PartId};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 /// The node's hardware.
 #[derive(Debug)]
@@ -95,16 +95,8 @@ impl Machine {
 fn part(id: &str, gpu: &str, memory_mib: u64) -> Part {
     Part {
         id: PartId::parse(id).expect("letters and digits"),
-        gpu: GpuId::parse(gpu).expect("letters and digits"),
-        vendor: "nvidia".into(),
         model: "simulated".into(),
-        gpu_index: 0,
-        minor: None,
         memory_mib,
-        pci_bus: None,
-        numa_node: None,
-        mig_enabled: false,
-        mig: None,
-        attributes: BTreeMap::new(),
+        ..Part::whole_gpu(GpuId::parse(gpu).expect("letters and digits"), 0)
     }
 }

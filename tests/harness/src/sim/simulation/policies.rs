@@ -44,7 +44,7 @@ pub(crate) fn version(kind: u32) -> PolicyVersion {
         bytes: 1,
         shipped: false,
         since_wall_ms: 0,
-        origin: berth_kernel::policy::version::Provenance::default(),
+        origin: berth_kernel::policy::version::Origin::default(),
     }
 }
 

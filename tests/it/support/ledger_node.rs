@@ -1,4 +1,4 @@
-//! Ledgers for the tests of policies.
+//! A node that is only a ledger, to call policies with.
 // Clippy does not see that helpers of tests are tests, too.
 #![allow(clippy::unwrap_used)]
 
@@ -8,7 +8,6 @@ use std::sync::Arc;
 use berth_kernel::grants::allocation::{Allocation, Decision, Holder};
 use berth_kernel::hardware::gpu::{Link, Links, Mig, Part, Path, Usage};
 use berth_kernel::ids::names::{AllocationId, DeviceId, GpuId, PartId, Resource};
-use berth_kernel::ids::pci::PciBusId;
 use berth_kernel::ids::time::Now;
 use berth_kernel::node::change::{Change, Entry};
 use berth_kernel::node::ledger::Ledger;
@@ -18,30 +17,25 @@ use berth_kernel::policy::version::PolicyVersion;
 use berth_kernel::sharing::offer::{Consumes, OfferLine};
 use berth_kernel::sharing::part_state::{Device, DeviceState};
 
+use crate::support::gpus::{SHARED, part, resource};
 use crate::support::guests::NOW;
-
-/// The resource of whole GPUs.
-pub(crate) const WHOLE: &str = "nvidia.com/gpu";
-/// The resource of shares.
-pub(crate) const SHARED: &str = "nvidia.com/gpu.shared";
 
 /// Wall time of a call, milliseconds: so much that fuel decides, however busy the machine is.
 pub(crate) const WALL_MS: u64 = 60_000;
 
-pub(crate) fn resource(name: &str) -> Resource {
-    Resource::parse(name).unwrap()
-}
+/// Memory of each GPU, which four shares divide without a rest.
+const MEMORY_MIB: u64 = 81_920;
 
-pub(crate) fn gpu_id(index: u32) -> PartId {
-    // Backwards, so that the order of names is not the order of indices.
+/// A GPU whose name comes before those of the GPUs with lower indices: policies must not confuse the two orders.
+pub(crate) fn reversed_gpu(index: u32) -> PartId {
     PartId::parse(&format!("GPU-{:08x}-0000", 0xff00 - index)).unwrap()
 }
 
-/// A node built step by step, as the keeper would.
+/// A ledger, built by one change after the other, as the keeper does.
 #[derive(Clone)]
-pub(crate) struct Node(pub(crate) Arc<Ledger>);
+pub(crate) struct LedgerNode(pub(crate) Arc<Ledger>);
 
-impl Node {
+impl LedgerNode {
     pub(crate) fn new() -> Self {
         Self(Arc::default())
     }
@@ -49,7 +43,7 @@ impl Node {
     pub(crate) fn apply(&mut self, change: Change) {
         let entry = Entry {
             at: Now {
-                // An hour before the question.
+                // The monotonic clock begins at 0, an hour before `NOW`.
                 mono_ms: 0,
                 wall_ms: NOW.wall_ms - NOW.mono_ms,
             },
@@ -58,16 +52,20 @@ impl Node {
         Arc::make_mut(&mut self.0).apply(&entry);
     }
 
-    /// GPUs 0 and on, each linked with its neighbour.
+    /// Adds this number of GPUs, with NVLinks between all of them.
     pub(crate) fn gpus(mut self, count: u32) -> Self {
         let mut links = Links::default();
         let mut usage = BTreeMap::new();
         for index in 0..count {
-            self.apply(Change::PartFound(gpu(index)));
-            usage.insert(gpu_id(index), Usage::default());
+            self.apply(Change::PartFound(part_of(index)));
+            usage.insert(reversed_gpu(index), Usage::default());
             for other in 0..index {
                 let link = Link { path: Path::SameNuma, nvlinks: 18 };
-                links.set(&GpuId::of_whole(&gpu_id(index)), &GpuId::of_whole(&gpu_id(other)), link);
+                links.set(
+                    &GpuId::of_whole(&reversed_gpu(index)),
+                    &GpuId::of_whole(&reversed_gpu(other)),
+                    link,
+                );
             }
         }
         self.apply(Change::InventoryScanned {
@@ -78,12 +76,12 @@ impl Node {
         self
     }
 
-    /// Other links between all GPUs, by a function of two indices, the greater one first.
+    /// Replaces the links between all GPUs. The arguments of `link` are two indices, the greater one first.
     pub(crate) fn links(mut self, count: u32, link: impl Fn(u32, u32) -> Link) -> Self {
         let mut links = Links::default();
         for a in 0..count {
             for b in 0..a {
-                links.set(&GpuId::of_whole(&gpu_id(a)), &GpuId::of_whole(&gpu_id(b)), link(a, b));
+                links.set(&GpuId::of_whole(&reversed_gpu(a)), &GpuId::of_whole(&reversed_gpu(b)), link(a, b));
             }
         }
         let usage = self.0.usage.clone();
@@ -93,7 +91,7 @@ impl Node {
 
     /// Puts a GPU into MIG mode, with one instance.
     pub(crate) fn mig(mut self, index: u32) -> Self {
-        let whole = gpu(index);
+        let whole = part_of(index);
         let instance = Part {
             id: PartId::parse(&format!("MIG-{index:08x}")).unwrap(),
             gpu: whole.gpu.clone(),
@@ -106,7 +104,7 @@ impl Node {
         self
     }
 
-    /// Offers one GPU, each line as so many devices.
+    /// Offers one GPU. A line is a resource, its number of devices, and what each device takes.
     pub(crate) fn offer(mut self, index: u32, lines: &[(&str, u32, Consumes)]) -> Self {
         let mut devices = BTreeMap::new();
         let mut share = 0;
@@ -129,7 +127,7 @@ impl Node {
             consumes: *consumes,
         };
         self.apply(Change::Offered {
-            part: gpu_id(index),
+            part: reversed_gpu(index),
             by: Some("test".into()),
             lines: lines.iter().map(line).collect(),
             ranges: Vec::new(),
@@ -167,7 +165,7 @@ impl Node {
         ids.collect()
     }
 
-    /// A request for `size` of the free devices.
+    /// A request for a placement of `size` of the free devices.
     pub(crate) fn place(&self, name: &str, size: usize) -> PlaceRequest {
         let free = |id: &DeviceId| !self.0.device(&resource(name), id).unwrap().held();
         PlaceRequest {
@@ -188,30 +186,17 @@ impl Node {
     }
 }
 
-/// One share of four of the GPUs here.
+/// What one of `count` equal shares of a GPU takes.
 pub(crate) fn share(count: u32) -> Consumes {
-    Consumes::Slice { memory_mib: 81_920 / u64::from(count), compute_percent: 100 / count }
+    Consumes::Slice { memory_mib: MEMORY_MIB / u64::from(count), compute_percent: 100 / count }
 }
 
-/// GPUs that are all offered as `count` shares.
-pub(crate) fn shared_node(gpus: u32, count: u32) -> Node {
-    let node = Node::new().gpus(gpus);
-    (0..gpus).fold(node, |node, gpu| node.offer(gpu, &[(SHARED, count, share(count))]))
+/// A node with this number of GPUs, each offered as `count` shares.
+pub(crate) fn shared_node(gpus: u32, count: u32) -> LedgerNode {
+    let node = LedgerNode::new().gpus(gpus);
+    (0..gpus).fold(node, |node, index| node.offer(index, &[(SHARED, count, share(count))]))
 }
 
-fn gpu(index: u32) -> Part {
-    Part {
-        gpu: GpuId::of_whole(&gpu_id(index)),
-        id: gpu_id(index),
-        vendor: "nvidia".into(),
-        model: "NVIDIA H100 80GB HBM3".into(),
-        gpu_index: index,
-        minor: Some(index),
-        memory_mib: 81_920,
-        pci_bus: PciBusId::parse(&format!("00000000:{index:02X}:00.0")).ok(),
-        numa_node: Some(index % 2),
-        mig_enabled: false,
-        mig: None,
-        attributes: BTreeMap::from([("compute.capability".into(), "9.0".into())]),
-    }
+fn part_of(index: u32) -> Part {
+    Part { memory_mib: MEMORY_MIB, numa_node: Some(index % 2), ..part(index, reversed_gpu(index)) }
 }

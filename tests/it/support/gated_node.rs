@@ -1,10 +1,10 @@
-//! The whole daemon in this process, with a compiler that waits or fails when a test orders it.
+//! A node whose daemon runs in this process, with a compiler that waits or fails when a test orders it.
 
-use crate::daemon::process::{BRISK, SOON};
-use crate::support::admin_bench::{Answer, ask_by};
+use crate::support::admin_node::{Answer, ask_by};
 use crate::support::client::agent;
 use crate::support::kept_compiler::kept_compiler;
-use crate::support::wait::until;
+use crate::support::process_node::BRISK;
+use crate::support::wait::{SOON, until};
 use berth::daemon::{Options, Running, Starting};
 use berth_config::{Config, FileConfig, ServeArgs};
 use kubelet_standin::Kubelet;
@@ -13,7 +13,7 @@ use std::fmt::Debug;
 use std::fs;
 use std::net::SocketAddr;
 use std::os::unix::fs::symlink;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tempfile::TempDir;
 use tokio::task::JoinHandle;
@@ -22,8 +22,19 @@ use tokio::task::JoinHandle;
 /// machine is must not decide a test.
 const PATIENCE: Duration = Duration::from_secs(600);
 
-/// A node whose daemon comes and goes.
-pub(crate) struct Gated {
+/// Creates the folder `gate` with a `compiler` that waits or fails while the folder has a file `hold` or `fail`.
+pub(crate) fn create_gate(folder: &Path) -> PathBuf {
+    let gate = folder.join("gate");
+    fs::create_dir(&gate).unwrap();
+    // A link, and no copy: one that was written just now may still be open in another test's child.
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../..", "/tests/it/support/gated-compiler.sh");
+    symlink(script, gate.join("compiler")).unwrap();
+    symlink(kept_compiler(), gate.join("kept")).unwrap();
+    gate
+}
+
+/// A node whose daemon comes and goes. Its state folder and its kubelet stay.
+pub(crate) struct GatedNode {
     pub(crate) folder: TempDir,
     pub(crate) kubelet: Kubelet,
     pub(crate) settings: String,
@@ -38,21 +49,16 @@ pub(crate) struct Api {
     token_file: PathBuf,
 }
 
-impl Gated {
+impl GatedNode {
     pub(crate) async fn new(settings: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let kubelet = Kubelet::started(folder.path().join("kubelet")).await.unwrap();
-        let gate = folder.path().join("gate");
-        fs::create_dir(&gate).unwrap();
-        // A link, and no copy: one that was written just now may still be open in another test's child.
-        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../..", "/tests/it/support/gated-compiler.sh");
-        symlink(script, gate.join("compiler")).unwrap();
-        symlink(kept_compiler(), gate.join("kept")).unwrap();
+        create_gate(folder.path());
         let settings = format!("{BRISK}\ngpus: sim:2xt4\n{settings}");
         Self { folder, kubelet, settings, stack_retry_interval: Duration::from_millis(100) }
     }
 
-    /// The daemon, up, and its API.
+    /// Starts the daemon; returns it and its API.
     pub(crate) async fn up(&self) -> (Running, Api) {
         let starting = self.open("127.0.0.1:0".parse().unwrap()).await.unwrap();
         let daemon = starting.bring_up_uninterrupted().await.unwrap();
@@ -65,7 +71,7 @@ impl Gated {
         Api { address, token_file: self.folder.path().join("state/token") }
     }
 
-    /// The daemon, which is not up.
+    /// Begins a start of the daemon.
     pub(crate) fn open(&self, listen: SocketAddr) -> impl Future<Output = anyhow::Result<Starting>> + use<> {
         let args = ServeArgs {
             kubelet_dir: Some(self.folder.path().join("kubelet")),
@@ -92,7 +98,7 @@ impl Gated {
         if on { fs::write(self.gate(what), "").unwrap() } else { fs::remove_file(self.gate(what)).unwrap() }
     }
 
-    /// What became of compilations so far, in order.
+    /// The beginnings and results of all compilations so far, in order.
     pub(crate) fn log(&self) -> Vec<String> {
         fs::read_to_string(self.gate("log")).unwrap_or_default().lines().map(String::from).collect()
     }
@@ -107,7 +113,7 @@ impl Gated {
         until("a compilation", || self.began() >= count);
     }
 
-    /// The same, by work that goes on meanwhile. If that ends first, what came of it is why none began.
+    /// Waits until so many began, while `work` goes on. `work` must not end before that.
     pub(crate) async fn until_began_by<T: Debug>(
         &self,
         count: usize,
@@ -135,16 +141,16 @@ impl Gated {
         names.map(Result::unwrap).filter(|name| name.starts_with(start)).collect()
     }
 
-    /// Has a version compiled again when it is needed next, but for one whose code is in memory.
+    /// Deletes a version's compiled code, so that its next use compiles it, unless the code is in memory.
     pub(crate) fn uncompile(&self, digest: &str) {
         let compiled = self.files(digest).into_iter().filter(|name| name.ends_with(".cwasm"));
         compiled.for_each(|name| fs::remove_file(self.policies().join(name)).unwrap());
     }
 }
 
-impl Drop for Gated {
+impl Drop for GatedNode {
     fn drop(&mut self) {
-        // A compiler that waits goes with the test.
+        // A compiler that still waits ends with the test.
         let _ = fs::remove_file(self.gate("hold"));
     }
 }
@@ -175,7 +181,7 @@ impl Api {
         self.ask("PUT", "/stack", &headers, body.as_bytes())
     }
 
-    /// The same while the test continues.
+    /// Activates these entries while the test continues.
     pub(crate) fn putting(&self, entries: Value, revision: Option<u64>) -> JoinHandle<Answer> {
         let api = self.clone();
         tokio::task::spawn_blocking(move || api.put(&entries, revision))
@@ -196,13 +202,13 @@ impl Api {
         entries.iter().map(|entry| entry["policy"].as_str().unwrap().to_owned()).collect()
     }
 
-    /// Whether the node is ready, and what it says of the policies of the active stack.
+    /// Whether the node is ready, and the message of the check `policies`.
     pub(crate) fn ready(&self) -> (bool, Option<String>) {
         let url = format!("http://{}/readyz", self.address);
         let answer = ask_by(&agent(PATIENCE), &url, "GET", &[], b"").unwrap();
-        let said = answer.value();
-        let check = said["checks"].as_array().unwrap().iter().find(|check| check["name"] == "policies");
-        let detail = check.unwrap_or_else(|| panic!("{said}"))["detail"].as_str().map(String::from);
+        let message = answer.value();
+        let check = message["checks"].as_array().unwrap().iter().find(|check| check["name"] == "policies");
+        let detail = check.unwrap_or_else(|| panic!("{message}"))["detail"].as_str().map(String::from);
         (answer.status == 200, detail)
     }
 }

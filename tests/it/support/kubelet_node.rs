@@ -1,64 +1,60 @@
 //! A node without a cluster: the real keeper, policy thread and kubelet crate between simulated GPUs and the stand-in
 //! kubelet.
 
+use crate::support::gpus::{WHOLE, gpu, gpu_id, part, resource};
 use crate::support::kubelet_fakes::{MapStore, ScriptedPolicies, SkipClock, scripted_version};
-pub(crate) use crate::support::wait::SOON;
+use crate::support::wait::SOON;
 use berth_core::keeper::Keeper;
 use berth_core::stack::Baseline;
 use berth_core::{ActivateError, Core, KernelHandle};
 use berth_kernel::drain::marks::Author;
 use berth_kernel::grants::allocation::Allocation;
-use berth_kernel::hardware::gpu::{Inventory, Links, Part, Reading};
+use berth_kernel::hardware::gpu::{Inventory, Part, Reading};
 use berth_kernel::hardware::mig::MigStrategy;
 use berth_kernel::hardware::triage::XidRules;
-use berth_kernel::ids::names::{GpuId, PartId, Resource};
-use berth_kernel::ids::pci::PciBusId;
+use berth_kernel::ids::names::GpuId;
 use berth_kernel::ids::time::Timing;
 use berth_kernel::node::command::{Command, NewStack};
 use berth_kernel::node::ledger::Ledger;
 use berth_kernel::node::ports::Clock;
 use berth_kernel::node::rules::Rules;
 use berth_kernel::policy::stack::{OnFault, Permissions, StackEntry};
-use berth_kubelet::{DevicePlugins, Running, Settings, Timeouts};
+use berth_kubelet::{DevicePlugins, RunningPlugins, Settings, Timeouts};
 use berth_kubelet::{Edits, ReconcileTiming};
-use kubelet_standin::{Kubelet, Options};
+use kubelet_standin::{Kubelet, Options, PodSpec};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
+use tokio::sync::watch;
 
-pub(crate) const GPU: &str = "nvidia.com/gpu";
-pub(crate) const SHARED: &str = "nvidia.com/gpu.shared";
-/// Memory of every simulated GPU.
-pub(crate) const MEMORY_MIB: u64 = 81_920;
-
-/// A node under test.
-pub(crate) struct Node {
+/// A node with a stand-in kubelet and without an admin API. Its policies are [`ScriptedPolicies`].
+pub(crate) struct KubeletNode {
     pub(crate) kubelet: Kubelet,
     pub(crate) kernel: KernelHandle,
     pub(crate) core: Core,
     pub(crate) settings: Settings,
-    pub(crate) running: Option<Running>,
+    pub(crate) running: Option<RunningPlugins>,
     pub(crate) clock: Arc<SkipClock>,
     gpus: Vec<Part>,
     _folder: TempDir,
 }
 
-/// How a node is made.
-pub(crate) struct Recipe {
+/// The settings of a [`KubeletNode`].
+pub(crate) struct NodeOptions {
     pub(crate) gpus: u32,
     pub(crate) numa: bool,
     pub(crate) timing: Timing,
     pub(crate) timeouts: Timeouts,
-    pub(crate) rounds: ReconcileTiming,
+    pub(crate) reconcile: ReconcileTiming,
     pub(crate) edits: Edits,
     pub(crate) kubelet: fn(&mut Options),
     /// The script of the stack's policy; `None` leaves it to the baseline.
     pub(crate) policy: Option<&'static str>,
 }
 
-impl Default for Recipe {
+impl Default for NodeOptions {
     fn default() -> Self {
         Self {
             gpus: 4,
@@ -71,8 +67,8 @@ impl Default for Recipe {
                 reply_settle_ms: 100,
                 ..Timing::default()
             },
-            timeouts: Timeouts { contested_pause: Duration::from_secs(30), ..Timeouts::default() },
-            rounds: ReconcileTiming {
+            timeouts: Timeouts::default(),
+            reconcile: ReconcileTiming {
                 list_interval: Duration::from_millis(50),
                 list_interval_cordoned: Duration::from_millis(50),
                 full_pass_interval: Duration::from_secs(60),
@@ -82,19 +78,8 @@ impl Default for Recipe {
             kubelet: |_| {},
             policy: None,
         }
+        .with_timeouts(|t| t.loss.contested_pause = Duration::from_secs(30))
     }
-}
-
-pub(crate) fn resource(name: &str) -> Resource {
-    Resource::parse(name).unwrap()
-}
-
-pub(crate) fn gpu(n: u32) -> PartId {
-    PartId::parse(&format!("GPU-{n}")).unwrap()
-}
-
-pub(crate) fn gpu_id(n: u32) -> GpuId {
-    GpuId::of_whole(&gpu(n))
 }
 
 /// An operator's order to cordon a GPU for this reason.
@@ -102,11 +87,17 @@ pub(crate) fn cordon(gpu: GpuId, why: &str) -> Command {
     Command::Cordon { gpu, author: Author::api("ada".into(), why.into()) }
 }
 
-impl Recipe {
-    /// The node, its daemon part not started yet and no kubelet running.
-    pub(crate) async fn idle(self) -> Node {
+impl NodeOptions {
+    /// The options with other timeouts.
+    pub(crate) fn with_timeouts(mut self, change: impl FnOnce(&mut Timeouts)) -> Self {
+        change(&mut self.timeouts);
+        self
+    }
+
+    /// The node before its device plugins and its kubelet are started.
+    pub(crate) async fn unstarted(self) -> KubeletNode {
         let policy = self.policy;
-        let node = self.looked().await;
+        let node = self.scanned().await;
         match policy {
             Some(script) => node.activate(script).await,
             None => {
@@ -116,8 +107,8 @@ impl Recipe {
         node
     }
 
-    /// The same with GPUs only: no stack is active, and no offers were evaluated.
-    pub(crate) async fn looked(self) -> Node {
+    /// The node after its first scan of the GPUs: no stack is active, and no offers were evaluated.
+    pub(crate) async fn scanned(self) -> KubeletNode {
         let folder = tempfile::tempdir().unwrap();
         let mut options = Options::new(folder.path());
         (self.kubelet)(&mut options);
@@ -127,7 +118,7 @@ impl Recipe {
         let store = Box::new(MapStore::default());
         let keeper = Keeper::open(store, rules, Arc::clone(&clock)).unwrap();
         let baseline = Baseline {
-            resource: resource(GPU),
+            resource: resource(WHOLE),
             mig: MigStrategy::default(),
             mps_sockets: BTreeMap::new(),
             xids: XidRules::default(),
@@ -135,15 +126,17 @@ impl Recipe {
         };
         let core =
             berth_core::start(keeper, &Arc::new(ScriptedPolicies), clock, baseline, None).unwrap().core;
-        let gpus = (0..self.gpus).map(|n| part(n, self.numa)).collect();
+        let gpus = (0..self.gpus)
+            .map(|n| Part { numa_node: self.numa.then_some(n / 2), ..part(n, gpu(n)) })
+            .collect();
         let settings = Settings {
             device_plugins: folder.path().join("device-plugins"),
             root_dir: folder.path().to_owned(),
-            edits: berth_kubelet::fixed_edits(self.edits),
-            reconcile: self.rounds,
+            edits: watch::Sender::new(Arc::new(self.edits)).subscribe(),
+            reconcile: self.reconcile,
             timeouts: self.timeouts,
         };
-        let node = Node {
+        let node = KubeletNode {
             kubelet: Kubelet::new(options),
             kernel: core.kernel.clone(),
             core,
@@ -153,43 +146,26 @@ impl Recipe {
             gpus,
             _folder: folder,
         };
-        node.look(&[]).await;
+        node.scan_failing(&[]).await;
         node
     }
 
-    /// The node with everything running.
-    pub(crate) async fn node(self) -> Node {
-        let mut node = self.idle().await;
+    /// The node with its device plugins and its kubelet.
+    pub(crate) async fn started(self) -> KubeletNode {
+        let mut node = self.unstarted().await;
         node.kubelet.start().await.unwrap();
         node.start();
         node
     }
 }
 
-fn part(n: u32, numa: bool) -> Part {
-    Part {
-        gpu: GpuId::of_whole(&gpu(n)),
-        id: gpu(n),
-        vendor: "nvidia".into(),
-        model: "Simulated".into(),
-        gpu_index: n,
-        minor: Some(n),
-        memory_mib: MEMORY_MIB,
-        pci_bus: PciBusId::parse(&format!("00000000:{n:02x}:00.0")).ok(),
-        numa_node: numa.then_some(n / 2),
-        mig_enabled: false,
-        mig: None,
-        attributes: BTreeMap::new(),
-    }
-}
-
-impl Node {
-    pub(crate) fn front(&self) -> DevicePlugins {
+impl KubeletNode {
+    pub(crate) fn device_plugins(&self) -> DevicePlugins {
         DevicePlugins::new(self.settings.clone(), self.kernel.clone())
     }
 
     pub(crate) fn start(&mut self) {
-        self.running = Some(self.front().start());
+        self.running = Some(self.device_plugins().start());
     }
 
     pub(crate) async fn stop(&mut self) {
@@ -198,39 +174,47 @@ impl Node {
         }
     }
 
-    /// A scan in which these GPUs have errors.
-    pub(crate) async fn look(&self, failing: &[u32]) {
-        self.look_without(&[], failing).await;
+    /// Records a scan in which these GPUs have errors.
+    pub(crate) async fn scan_failing(&self, failing: &[u32]) {
+        self.scan_without(&[], failing).await;
     }
 
-    /// A scan in which some GPUs are missing, and others have errors.
-    pub(crate) async fn look_without(&self, missing: &[u32], failing: &[u32]) {
-        let there = |part: &&Part| missing.iter().all(|n| part.id != gpu(*n));
-        let inventory = Inventory {
-            parts: self.gpus.iter().filter(there).cloned().collect(),
-            links: Links::default(),
+    /// Records a scan in which some GPUs are missing, and others have errors.
+    pub(crate) async fn scan_without(&self, missing: &[u32], failing: &[u32]) {
+        let is_present = |part: &&Part| missing.iter().all(|n| part.id != gpu(*n));
+        self.record_scan(Inventory {
+            parts: self.gpus.iter().filter(is_present).cloned().collect(),
             scan_errors: failing.iter().map(|n| (gpu_id(*n), "fell off the bus".into())).collect(),
             ..Inventory::default()
-        };
-        let kernel = self.kernel.clone();
-        let looked = tokio::task::spawn_blocking(move || kernel.record_scan(inventory));
-        looked.await.unwrap().unwrap();
+        })
+        .await;
     }
 
-    /// A scan of the GPUs, all of them healthy, with these readings.
-    pub(crate) async fn look_with(&self, signs: Vec<Reading>) {
-        let inventory = Inventory { parts: self.gpus.clone(), signs, ..Inventory::default() };
-        let kernel = self.kernel.clone();
-        let looked = tokio::task::spawn_blocking(move || kernel.record_scan(inventory));
-        looked.await.unwrap().unwrap();
+    /// Records a scan without errors and with these readings.
+    pub(crate) async fn scan_with_readings(&self, signs: Vec<Reading>) {
+        self.record_scan(Inventory { parts: self.gpus.clone(), signs, ..Inventory::default() }).await;
     }
 
-    /// Makes the policy of the stack say something else.
+    async fn record_scan(&self, inventory: Inventory) {
+        let kernel = self.kernel.clone();
+        let recorded = tokio::task::spawn_blocking(move || kernel.record_scan(inventory));
+        recorded.await.unwrap().unwrap();
+    }
+
+    /// Admits a pod, starts its containers, and returns its UID.
+    pub(crate) async fn run(&self, spec: PodSpec) -> String {
+        let uid = spec.uid.clone();
+        self.kubelet.admit(spec).await.unwrap();
+        self.kubelet.run(&uid).await.unwrap();
+        uid
+    }
+
+    /// Activates the scripted policy with this script.
     pub(crate) async fn activate(&self, script: &str) {
         self.try_activate(script).await.unwrap();
     }
 
-    /// The same where it may be refused.
+    /// Activates the scripted policy with this script, unless that is refused.
     pub(crate) async fn try_activate(&self, script: &str) -> Result<(), ActivateError> {
         let version = scripted_version();
         let kernel = self.kernel.clone();
@@ -250,28 +234,32 @@ impl Node {
         self.core.policies.activate(stack, None).await.map(drop)
     }
 
-    /// Waits until the kubelet has so many of a resource to give away, and is served.
+    /// Waits until this number of devices of a resource is allocatable, and the kubelet watches them.
     pub(crate) async fn allocatable(&self, resource: &str, count: usize) {
         let what = format!("{count} allocatable {resource}");
         let there = |k: &Kubelet| k.allocatable(resource) == Some(count) && k.is_served(resource);
         self.kubelet.wait_for(&what, SOON, there).await.unwrap();
     }
 
-    /// Waits until the ledger says so.
+    /// Waits until `holds` is true of the ledger.
     pub(crate) async fn wait(&self, what: &str, holds: impl Fn(&Ledger) -> bool) {
         let mut snapshots = self.kernel.watch();
         let waited = tokio::time::timeout(SOON, snapshots.wait_for(|s| holds(s))).await;
         assert!(waited.is_ok(), "waited {SOON:?} for {what}; live: {:#?}", self.live());
     }
 
-    /// Runs rounds until `holds` is true, and moves the clock on by `skip_ms` before each. One round may not be enough,
-    /// since it waits only briefly for a file of the kubelet.
-    pub(crate) async fn rounds_until(&self, what: &str, skip_ms: u64, holds: impl Fn(&Ledger) -> bool) {
+    /// Runs reconcile passes until `holds` is true, and advances the clock by `skip_ms` before each. One may not be
+    /// enough, since it waits only briefly for a file of the kubelet.
+    pub(crate) async fn reconcile_until(&self, what: &str, skip_ms: u64, holds: impl Fn(&Ledger) -> bool) {
         let end = Instant::now() + SOON;
         while !holds(&self.kernel.snapshot()) {
-            assert!(Instant::now() < end, "no round within {SOON:?} led to {what}; live: {:#?}", self.live());
+            assert!(
+                Instant::now() < end,
+                "no reconcile pass within {SOON:?} led to {what}; live: {:#?}",
+                self.live()
+            );
             self.clock.skip(skip_ms);
-            self.round().await;
+            self.reconcile().await;
         }
     }
 
@@ -281,8 +269,8 @@ impl Node {
         snapshot.live.values().map(|a| (**a).clone()).collect()
     }
 
-    /// Takes one round now.
-    pub(crate) async fn round(&self) {
+    /// Runs one reconcile pass now.
+    pub(crate) async fn reconcile(&self) {
         self.running.as_ref().unwrap().reconcile().await.unwrap();
     }
 
@@ -290,7 +278,7 @@ impl Node {
         self.settings.device_plugins.clone()
     }
 
-    /// Nothing that was done would have hurt a real kubelet.
+    /// Fails if something that was done would have harmed a real kubelet.
     pub(crate) fn assert_harmless(&self) {
         assert_eq!(self.kubelet.anomalies(), []);
     }

@@ -1,25 +1,25 @@
-//! A node with an admin API on loopback, over a real keeper and a real policy thread; and a client.
+//! A node with an admin API on loopback, over a real keeper and a real policy thread; and a client of the API.
 
 use crate::support::admin_fakes::{MemoryPolicies, SwitchStore, digest_of};
 use crate::support::batches::batches;
+use crate::support::gpus::{WHOLE, gpu, gpu_id, part, resource};
 use crate::support::kubelet_fakes::RealClock;
 use crate::support::port::Port;
 use crate::support::wait::SOON;
-use berth_admin::{NodeFacts, Server, Step};
+use berth_admin::{AdminServer, GpuBackend, NodeFacts, StartStep};
 use berth_core::keeper::Keeper;
 use berth_core::stack::Baseline;
 use berth_core::{Core, KernelHandle};
 use berth_http::AdminAccess;
-use berth_http::{Running, Settings};
+use berth_http::{RunningServer, Settings};
 use berth_kernel::evidence::kubelet_view::{CheckpointEntry, ListedHolding, PodList, ReconcileView};
 use berth_kernel::grants::allocation::Allocation;
 use berth_kernel::hardware::gpu::{Inventory, Link, Part, Path, Usage};
 use berth_kernel::hardware::mig::MigStrategy;
 use berth_kernel::hardware::triage::XidRules;
-use berth_kernel::ids::names::{AllocationId, DeviceId, GpuId, PartId, Resource};
-use berth_kernel::ids::pci::PciBusId;
+use berth_kernel::ids::names::{AllocationId, DeviceId};
 use berth_kernel::ids::time::Timing;
-use berth_kernel::node::command::Command;
+use berth_kernel::node::command::{Attempt, Command};
 use berth_kernel::node::rules::Rules;
 use berth_kernel::policy::hooks::{AdmitRequest, Hook};
 use berth_kernel::policy::version::{PolicyVersion, TrustedKey};
@@ -32,14 +32,11 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-pub(crate) const GPU: &str = "nvidia.com/gpu";
-pub(crate) const SHARED: &str = "nvidia.com/gpu.shared";
-
-/// The running node.
-pub(crate) struct Bench {
+/// A node with an admin API and without a kubelet. Its policies are [`MemoryPolicies`].
+pub(crate) struct AdminNode {
     pub(crate) kernel: KernelHandle,
     pub(crate) core: Core,
-    pub(crate) api: Option<Running>,
+    pub(crate) api: Option<RunningServer>,
     pub(crate) dir: TempDir,
     pub(crate) token: String,
     pub(crate) facts: Arc<Mutex<NodeFacts>>,
@@ -49,10 +46,10 @@ pub(crate) struct Bench {
     pub(crate) runtime: tokio::runtime::Runtime,
 }
 
-/// What the node offers if all policies pass.
+/// The offer of a node whose policies have no opinion.
 pub(crate) fn baseline() -> Baseline {
     Baseline {
-        resource: Resource::parse(GPU).unwrap(),
+        resource: resource(WHOLE),
         mig: MigStrategy::default(),
         mps_sockets: BTreeMap::new(),
         xids: XidRules { ignored: Vec::new(), counted: Vec::new() },
@@ -60,7 +57,7 @@ pub(crate) fn baseline() -> Baseline {
     }
 }
 
-/// What came back.
+/// A response of the API.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) status: u16,
@@ -68,12 +65,12 @@ pub(crate) struct Answer {
     pub(crate) body: Vec<u8>,
 }
 
-impl Bench {
+impl AdminNode {
     pub(crate) fn new(gpus: u32) -> Self {
         Self::trusting(gpus, Vec::new())
     }
 
-    /// One whose policies must be signed, where there are keys.
+    /// A node whose policies must be signed with one of these keys, if there are any.
     pub(crate) fn trusting(gpus: u32, trusted_keys: Vec<TrustedKey>) -> Self {
         let store = SwitchStore::default();
         let (store_fails, store_held) = (Arc::clone(&store.fails), Arc::clone(&store.held));
@@ -87,13 +84,13 @@ impl Bench {
         let dir = tempfile::tempdir().unwrap();
         let facts = Arc::new(Mutex::new(NodeFacts {
             name: "node-1".into(),
-            gpu_source: "2 GPUs of a test".into(),
-            gpus: Step::Done,
-            adoption: Step::Done,
-            kubelet: Step::Done,
+            backend: GpuBackend { source: "2 GPUs of a test".into(), ..GpuBackend::default() },
+            gpus: StartStep::Done,
+            adoption: StartStep::Done,
+            kubelet: StartStep::Done,
             ..NodeFacts::default()
         }));
-        let mut bench = Self {
+        let mut node = Self {
             kernel,
             core,
             api: None,
@@ -105,12 +102,12 @@ impl Bench {
             policies,
             runtime: tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap(),
         };
-        bench.look(gpus);
-        bench.runtime.block_on(bench.kernel.reoffer()).unwrap();
-        // There is no kubelet; what readiness is held against says that it took the resource.
-        bench.kernel.counters().kubelet.set_registration(GPU, Some(RegistrationState::Registered));
-        bench.start();
-        bench
+        node.scan(gpus);
+        node.runtime.block_on(node.kernel.reoffer()).unwrap();
+        // Readiness requires that the kubelet has accepted the resource, and there is no kubelet.
+        node.kernel.counters().kubelet.set_registration(WHOLE, Some(RegistrationState::Registered));
+        node.start();
+        node
     }
 
     pub(crate) fn settings(&self) -> Settings {
@@ -129,12 +126,12 @@ impl Bench {
         self.start_with(self.settings());
     }
 
-    /// The same at a port of the test's own; ends what ran before.
+    /// Stops the API, and starts it at this port.
     pub(crate) fn start_at(&mut self, port: &Port) {
         self.start_again(Settings { listen: port.address(), ..self.settings() });
     }
 
-    /// The same with other settings; ends what ran before.
+    /// Stops the API, and starts it with these settings.
     pub(crate) fn start_again(&mut self, settings: Settings) {
         if let Some(running) = self.api.take() {
             running.stop();
@@ -143,7 +140,7 @@ impl Bench {
     }
 
     fn start_with(&mut self, settings: Settings) {
-        let server = Server::bind(settings).unwrap();
+        let server = AdminServer::bind(settings).unwrap();
         let facts = Arc::clone(&self.facts);
         let facts = Arc::new(move || facts.lock().unwrap().clone());
         self.api = Some(server.run(self.core.clone(), facts, batches(&self.kernel)).unwrap());
@@ -151,21 +148,21 @@ impl Bench {
         self.token = text.trim().to_owned();
     }
 
-    /// Shows the daemon so many GPUs.
-    pub(crate) fn look(&self, gpus: u32) {
-        self.look_as(gpus, |_| ());
+    /// Records a scan that finds this number of GPUs.
+    pub(crate) fn scan(&self, gpus: u32) {
+        self.scan_with(gpus, |_| ());
     }
 
-    /// The same with one GPU in trouble.
+    /// Records a scan in which one of the GPUs has an error.
     pub(crate) fn scan_failing(&self, gpus: u32, failing: u32) {
-        self.look_as(gpus, |seen| {
-            seen.scan_errors = BTreeMap::from([(gpu_id(failing), "fell off the bus".into())]);
+        self.scan_with(gpus, |inventory| {
+            inventory.scan_errors = BTreeMap::from([(gpu_id(failing), "fell off the bus".into())]);
         });
     }
 
-    /// The same with something else about them.
-    pub(crate) fn look_as(&self, gpus: u32, about: impl FnOnce(&mut Inventory)) {
-        let parts: Vec<Part> = (0..gpus).map(part).collect();
+    /// Records a scan that finds this number of GPUs, and whose inventory is changed by `change`.
+    pub(crate) fn scan_with(&self, gpus: u32, change: impl FnOnce(&mut Inventory)) {
+        let parts: Vec<Part> = (0..gpus).map(|index| part(index, gpu(index))).collect();
         let mut inventory = Inventory::default();
         for a in &parts {
             for b in parts.iter().filter(|b| b.id > a.id) {
@@ -174,36 +171,28 @@ impl Bench {
             inventory.usage.insert(a.id.clone(), Usage { memory_used_mib: Some(7), processes: 1 });
         }
         inventory.parts = parts;
-        about(&mut inventory);
+        change(&mut inventory);
         self.kernel.record_scan(inventory).unwrap();
     }
 
     /// Grants one device of whole GPU `index`.
     pub(crate) fn allocate(&self, index: u32) -> Allocation {
-        let request = AdmitRequest {
-            resource: Resource::parse(GPU).unwrap(),
-            devices: vec![DeviceId::whole(&gpu(index))],
-        };
-        self.runtime
-            .block_on(
-                self.kernel
-                    .allocate(request, berth_kernel::node::command::Attempt::Last { asked_mono_ms: 0 }),
-            )
-            .unwrap()
-            .allocation
+        let request = AdmitRequest { resource: resource(WHOLE), devices: vec![DeviceId::whole(&gpu(index))] };
+        let attempt = Attempt::Last { asked_mono_ms: 0 };
+        self.runtime.block_on(self.kernel.allocate(request, attempt)).unwrap().allocation
     }
 
-    /// Ends an allocation, whatever shows its pod.
+    /// Ends an allocation, even if a source shows its pod.
     pub(crate) fn end(&self, id: AllocationId) {
         self.runtime.block_on(self.kernel.execute(Command::End { id, force: true })).unwrap();
     }
 
-    /// A round in which the kubelet's `List` and checkpoint show these pods (namespace, name) holding these, each in a
-    /// container `main`.
-    pub(crate) fn round(&self, held: &[(&Allocation, &str, &str)]) {
+    /// A reconcile pass in which the kubelet's `List` and checkpoint show that these pods (namespace, name) hold these
+    /// allocations, each in a container `main`.
+    pub(crate) fn reconcile(&self, held: &[(&Allocation, &str, &str)]) {
         let after = |at: u64| self.kernel.now().mono_ms > at;
         let granted = self.kernel.now().mono_ms;
-        // A round of the same millisecond as a grant says nothing of it.
+        // A pass that began in the millisecond of a grant proves nothing about its allocation.
         while !after(granted) {
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -231,18 +220,18 @@ impl Bench {
         self.runtime.block_on(self.kernel.execute(Command::Reconcile(view))).unwrap();
     }
 
-    /// Makes a policy known as if it had come with the daemon.
-    pub(crate) fn ship(&self, module: &[u8], name: &str, since_wall_ms: u64) -> PolicyVersion {
+    /// Records a policy as one that is shipped with the daemon.
+    pub(crate) fn record_shipped(&self, module: &[u8], name: &str, since_wall_ms: u64) -> PolicyVersion {
         let version = PolicyVersion { shipped: true, ..version_of(module, name, since_wall_ms) };
-        let known = self.kernel.snapshot();
-        let others = known.policies.values().filter(|known| known.shipped).map(|known| (**known).clone());
+        let snapshot = self.kernel.snapshot();
+        let others = snapshot.policies.values().filter(|known| known.shipped).map(|known| (**known).clone());
         let all = others.chain([version.clone()]).collect();
         self.kernel.execute_blocking(Command::RecordShipped(all)).unwrap();
         version
     }
 
     /// Records a version that was uploaded before the node trusted any key.
-    pub(crate) fn know(&self, module: &[u8], name: &str) -> PolicyVersion {
+    pub(crate) fn record_upload(&self, module: &[u8], name: &str) -> PolicyVersion {
         let version = version_of(module, name, 1);
         self.kernel.execute_blocking(Command::RecordUpload(version.clone())).unwrap();
         version
@@ -282,7 +271,7 @@ impl Bench {
     }
 }
 
-/// One request, without following redirects.
+/// Sends one request to this address.
 pub(crate) fn ask(
     address: SocketAddr,
     method: &str,
@@ -294,7 +283,7 @@ pub(crate) fn ask(
     ask_by(&agent, &format!("http://{address}{path}"), method, headers, body).unwrap()
 }
 
-/// A client that takes any answer as it comes.
+/// A client that returns each response unchanged: redirects are not followed, and error statuses are no errors.
 pub(crate) fn agent(tls: ureq::tls::TlsConfig) -> ureq::Agent {
     berth_cli::endpoint::use_ring();
     ureq::Agent::config_builder()
@@ -308,7 +297,7 @@ pub(crate) fn agent(tls: ureq::tls::TlsConfig) -> ureq::Agent {
         .new_agent()
 }
 
-/// One request of this client's.
+/// Sends one request with this client.
 pub(crate) fn ask_by(
     agent: &ureq::Agent,
     url: &str,
@@ -339,13 +328,13 @@ impl Answer {
             .unwrap_or_else(|e| panic!("{e}: {}", String::from_utf8_lossy(&self.body)))
     }
 
-    /// The body, after a check of the status.
+    /// The body as JSON. The status must be this one.
     pub(crate) fn expect(&self, status: u16) -> Value {
         assert_eq!(self.status, status, "{}", String::from_utf8_lossy(&self.body));
         self.value()
     }
 
-    /// The detail and hint of a problem, after a check of everything that a problem must have.
+    /// The detail and the hint of a problem of this status and type. Its other members are checked.
     pub(crate) fn problem(&self, status: u16, kind: &str) -> String {
         let value = self.expect(status);
         assert_eq!(self.headers["content-type"], "application/problem+json");
@@ -355,31 +344,6 @@ impl Answer {
         let detail = value["detail"].as_str().unwrap();
         assert!(!detail.is_empty());
         format!("{detail}; {}", value["hint"].as_str().unwrap_or_default())
-    }
-}
-
-pub(crate) fn gpu(index: u32) -> PartId {
-    PartId::parse(&format!("GPU-{index}")).unwrap()
-}
-
-pub(crate) fn gpu_id(index: u32) -> GpuId {
-    GpuId::of_whole(&gpu(index))
-}
-
-fn part(index: u32) -> Part {
-    Part {
-        gpu: GpuId::of_whole(&gpu(index)),
-        id: gpu(index),
-        vendor: "nvidia".into(),
-        model: "NVIDIA H100 80GB HBM3".into(),
-        gpu_index: index,
-        minor: Some(index),
-        memory_mib: 81_559,
-        pci_bus: PciBusId::parse(&format!("00000000:{index:02x}:00.0")).ok(),
-        numa_node: Some(0),
-        mig_enabled: false,
-        mig: None,
-        attributes: BTreeMap::from([("compute.capability".into(), "9.0".into())]),
     }
 }
 
@@ -395,6 +359,6 @@ fn version_of(module: &[u8], name: &str, since_wall_ms: u64) -> PolicyVersion {
         bytes: 1,
         shipped: false,
         since_wall_ms,
-        origin: berth_kernel::policy::version::Provenance::default(),
+        origin: berth_kernel::policy::version::Origin::default(),
     }
 }

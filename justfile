@@ -107,6 +107,11 @@ compat-faults *ARGS:
     cargo build --locked -p kubelet-standin --example node
     python3 tests/compat/faults.py {{ARGS}}
 
+# The guard's connection to the container runtime against containerd's own NRI library, in two versions; builds it from Go modules
+nri:
+    cargo build --release --locked -p berth-guard --example observe
+    python3 tests/nri/run.py
+
 # Berth's own CDI specification compared with that of NVIDIA's nvidia-ctk, which Go modules build; needs root for device nodes
 cdi-compare *ARGS:
     cargo build --locked -p berth -p fake-nvml

@@ -1,4 +1,4 @@
-//! The gRPC APIs of the kubelet: messages, clients and servers. The Rust in `generated` is made from the `.proto` files
+//! The gRPC APIs of the kubelet, and the messages of the container runtime's plugins: messages, clients and servers. The Rust in `generated` is made from the `.proto` files
 //! beside this file, and is in git so that no build has to compile a protobuf compiler. After a change of a `.proto` file
 //! `UPDATE_EXPECT=1 cargo test -p berth-proto` makes it again; without the variable that test fails if it is not current.
 
@@ -12,6 +12,18 @@ pub mod v1beta1 {
 #[allow(missing_docs, unreachable_pub, clippy::all, clippy::pedantic, clippy::unwrap_used)]
 pub mod v1alpha1 {
     include!("generated/v1alpha1.rs");
+}
+
+/// The container runtime's Node Resource Interface.
+#[allow(missing_docs, unreachable_pub, clippy::all, clippy::pedantic, clippy::unwrap_used)]
+pub mod nri {
+    include!("generated/nri.pkg.api.v1alpha1.rs");
+}
+
+/// What ttrpc sends in its frames.
+#[allow(missing_docs, unreachable_pub, clippy::all, clippy::pedantic, clippy::unwrap_used)]
+pub mod ttrpc {
+    include!("generated/ttrpc.rs");
 }
 
 /// The parts of a core/v1 Pod that are read.

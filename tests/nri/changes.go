@@ -1,0 +1,28 @@
+//go:build nri08
+
+package main
+
+import (
+	"context"
+
+	"github.com/containerd/nri/pkg/adaptation"
+	"github.com/containerd/nri/pkg/api"
+)
+
+// life takes a container from its start to the removal of its pod: up to NRI 0.11 most events are changes of state.
+func life(ctx context.Context, runtime *adaptation.Adaptation, pod *api.PodSandbox, container *api.Container) error {
+	change := &api.StateChangeEvent{Pod: pod, Container: container}
+	if err := runtime.StartContainer(ctx, change); err != nil {
+		return err
+	}
+	if _, err := runtime.StopContainer(ctx, &api.StopContainerRequest{Pod: pod, Container: container}); err != nil {
+		return err
+	}
+	if err := runtime.RemoveContainer(ctx, change); err != nil {
+		return err
+	}
+	if err := runtime.StopPodSandbox(ctx, &api.StateChangeEvent{Pod: pod}); err != nil {
+		return err
+	}
+	return runtime.RemovePodSandbox(ctx, &api.StateChangeEvent{Pod: pod})
+}

@@ -56,7 +56,7 @@ values! {
         GpuForgotten = "gpuForgotten",
         /// A GPU's health changed, or the reason for it.
         GpuHealth = "gpuHealth",
-        /// A GPU was cordoned, or its drain was cancelled.
+        /// A GPU was cordoned, or its drain was stopped or given up.
         GpuCordoned = "gpuCordoned",
         /// A drain of a GPU started, or its order changed.
         GpuDraining = "gpuDraining",

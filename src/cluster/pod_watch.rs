@@ -42,7 +42,7 @@ pub(super) enum Error {
     List(#[source] kube::Error),
     #[error("listing this node's pods took longer than {} s", LIST_MAX.as_secs())]
     ListLate,
-    #[error("the list of this node's pods has no resourceVersion: is this an API server?")]
+    #[error("the list of this node's pods has no resourceVersion, so this may not be an API server")]
     NoVersion,
     #[error("the pods of this node cannot be watched")]
     Watch(#[source] kube::Error),
@@ -52,7 +52,7 @@ pub(super) enum Error {
     Broken(#[source] kube::Error),
     #[error("the API server ended the watch of this node's pods: {} ({})", .0.message, .0.code)]
     Ended(Box<Status>),
-    #[error("the watch of this node's pods ended after {after_s} s instead of {asked_s} s")]
+    #[error("the watch of this node's pods ended after {after_s} s, and {asked_s} s were requested")]
     Early { after_s: u64, asked_s: u64 },
     #[error("the watch of this node's pods delivered nothing for {} s", .0.as_secs_f32())]
     Silent(Duration),

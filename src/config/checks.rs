@@ -132,7 +132,7 @@ pub enum ConfigError {
         source: std::io::Error,
     },
     /// The file is invalid.
-    #[error("the configuration {path} is wrong: {problems}")]
+    #[error("the configuration {path} is invalid: {problems}")]
     Wrong {
         /// The file.
         path: PathBuf,

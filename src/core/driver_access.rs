@@ -76,7 +76,7 @@ impl DriverAccess {
         order: ReleaseOrder,
     ) -> Result<Release, ReleaseError> {
         let scanner = self.scanner.get().ok_or(ReleaseError::NotStarted)?;
-        let _turn = scanner.turn();
+        let _scans = scanner.lock_scans();
         let find_holder = || if order.force { Ok(()) } else { no_holder(&kernel.snapshot()) };
         find_holder()?;
         let ReleaseOrder { by, why, time, .. } = order;

@@ -113,7 +113,7 @@ fn run_scans(
         // Held for the whole iteration: `/livez` fails if this thread panics while it handles a scan, as if it hangs.
         let _busy = counters.heartbeat.begin();
         counters.set_scan_interval(*interval.get());
-        let _turn = scanner.turn();
+        let _scans = scanner.lock_scans();
         let began = Instant::now();
         let scan = scanner.scan();
         counters.scan_ended(began.elapsed(), scan.as_ref().err().map(ToString::to_string));
@@ -150,7 +150,7 @@ fn run_events(gpus: &dyn Gpus, kernel: &KernelSlot, wake: &Wake) {
             }
             Err(error) => {
                 if !std::mem::replace(&mut failing, true) {
-                    tracing::warn!(%error, "GPU events cannot be read; health is polled only");
+                    tracing::warn!(%error, "GPU events cannot be read; only scans find errors now");
                 }
                 let end = Instant::now() + EVENT_RETRY;
                 while Instant::now() < end && !kernel.is_stopped() {
@@ -171,7 +171,7 @@ fn submit_event(event: &Reading, kernel: &KernelSlot, wake: &Wake) {
                 wake.wait_until(Instant::now() + BUSY_RETRY, || kernel.is_stopped());
             }
             Err(error) => {
-                tracing::error!(%error, "a GPU event was lost");
+                tracing::error!(%error, "an event of a GPU was lost, since it could not be passed on");
                 return;
             }
         }
@@ -253,8 +253,8 @@ impl InventoryScanner {
         &self.gpus
     }
 
-    /// Excludes other scans.
-    pub(crate) fn turn(&self) -> MutexGuard<'_, ()> {
+    /// Waits for a scan that is under way, and prevents others until the guard is dropped.
+    pub(crate) fn lock_scans(&self) -> MutexGuard<'_, ()> {
         self.turn.lock()
     }
 

@@ -119,7 +119,7 @@ pub enum ActivateError {
     #[error("{0}; the stack was not activated")]
     Unprepared(Unprepared),
     /// The stack was that of the configuration file, which was read again meanwhile and has another one now.
-    #[error("the configuration file was read again meanwhile, and its stack is another one now")]
+    #[error("the configuration file was read again meanwhile, and it has another stack now")]
     FileChanged,
     /// The keeper refused the activation, or failed.
     #[error("{0}")]

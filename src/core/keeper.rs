@@ -60,7 +60,7 @@ pub enum CommandError {
     #[error("too many requests are waiting; try again in a second")]
     Busy,
     /// No answer within this many seconds; the command may or may not have been applied.
-    #[error("no answer within {0} s")]
+    #[error("no answer within {0} s; the change may still take effect")]
     Late(u64),
     /// The daemon is stopping.
     #[error("the daemon is stopping")]

@@ -1,4 +1,4 @@
-//! The front ends' handle to the kernel.
+//! The handle by which the rest of the daemon submits commands to the keeper and the policy thread.
 
 use crate::jobs::{Granted, KubeletJob, OtherJob};
 use crate::keeper::{Applied, CommandError, Handle, Snapshot};
@@ -38,7 +38,8 @@ const SIGNS_WAIT_MAX: Duration = Duration::from_secs(5);
 /// Interval of attempts to submit to an inbox that is full.
 pub(crate) const BUSY_RETRY: Duration = Duration::from_millis(10);
 
-/// The front ends' handle to the kernel: snapshots, commands, statistics. Cheap to clone.
+/// Handle for submitting commands to the keeper and the policy thread, and for reading snapshots and statistics. Cheap
+/// to clone.
 #[derive(Clone)]
 pub struct KernelHandle {
     pub(crate) keeper: Handle,

@@ -304,7 +304,7 @@ impl Worker {
             tracing::warn!(
                 part = reading.part.as_str(), source = reading.source, code = reading.code,
                 detail = reading.detail, severity = ?answer.severity, reason = answer.reason, omitted,
-                "a GPU reading was triaged"
+                "a GPU error was rated"
             );
             self.record(
                 &node,
@@ -316,7 +316,7 @@ impl Worker {
             self.policy_stats.record_outcome(Hook::Triage, "triaged");
         }
         if let Err(error) = self.keeper.execute(Command::ApplyTriage(triaged)) {
-            tracing::error!(%error, "a GPU reading could not be recorded");
+            tracing::error!(%error, "the rating of a GPU error could not be recorded");
         }
     }
 
@@ -528,8 +528,8 @@ impl Worker {
                 tracing::error!(
                     policy = entry.label(),
                     index,
-                    "suspended after {FAULTS_TO_SUSPEND} faults in a row: it is not called until \
-                     `berth policy unsuspend` or another activation"
+                    "the policy is suspended after {FAULTS_TO_SUSPEND} faults in a row: it is not called \
+                     until `berth policy unsuspend` or another activation"
                 );
             }
         }

@@ -75,8 +75,11 @@ pub enum SessionError {
         message: String,
     },
     /// The runtime did not answer the registration.
-    #[error("the container runtime did not configure the plugin `{NAME}` within {} s", REGISTRATION_MAX.as_secs())]
-    NotConfigured,
+    #[error("the container runtime did not configure the plugin `{NAME}` within {max:?}")]
+    NotConfigured {
+        /// How long was waited.
+        max: Duration,
+    },
     /// The runtime closed the connection before it had configured the plugin.
     #[error(
         "the container runtime closed the connection before it configured the plugin `{NAME}`; its log says why"
@@ -97,14 +100,24 @@ where
     S: AsyncRead + AsyncWrite + Unpin + Send,
     P: Plugin,
 {
+    run_registering(socket, plugin, REGISTRATION_MAX).await
+}
+
+async fn run_registering<S, P>(socket: S, plugin: &mut P, max: Duration) -> Result<(), SessionError>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send,
+    P: Plugin,
+{
     let mut session = Session::new(socket);
     session.register().await?;
-    let deadline = Instant::now() + REGISTRATION_MAX;
+    let deadline = Instant::now() + max;
     loop {
         let received = if session.is_configured {
             session.receive().await?
         } else {
-            timeout_at(deadline, session.receive()).await.map_err(|_| SessionError::NotConfigured)??
+            timeout_at(deadline, session.receive())
+                .await
+                .map_err(|_| SessionError::NotConfigured { max })??
         };
         match received {
             Some(message) => session.answer(message, plugin).await?,
@@ -485,7 +498,7 @@ mod tests {
         assert!(plugin.started.is_empty() && plugin.synchronized.is_empty());
     }
 
-    #[tokio::test(start_paused = true)]
+    #[tokio::test]
     async fn a_registration_that_is_refused_closed_or_not_answered_ends_the_session() {
         let (_, ended) = with_runtime(async |runtime| {
             let status = Status { code: code::UNKNOWN, message: "plugins are disabled".into() };
@@ -498,12 +511,10 @@ mod tests {
         assert!(refused.contains("plugins are disabled"), "{refused}");
         let (_, ended) = with_runtime(async |runtime| drop(runtime.accept(None).await)).await;
         assert!(matches!(ended, Err(SessionError::ClosedEarly)), "{ended:?}");
-        let (_, ended) = with_runtime(async |runtime| {
-            runtime.accept(None).await;
-            tokio::time::sleep(2 * REGISTRATION_MAX).await;
-        })
-        .await;
-        assert!(matches!(ended, Err(SessionError::NotConfigured)), "{ended:?}");
+        let (ours, _silent) = tokio::io::duplex(1 << 20);
+        let max = Duration::from_millis(1);
+        let ended = run_registering(ours, &mut Recorder::default(), max).await;
+        assert!(matches!(ended, Err(SessionError::NotConfigured { .. })), "{ended:?}");
     }
 
     #[tokio::test]

@@ -229,7 +229,7 @@ pub fn compile(bytes: usize) -> Span {
     info_span!("policy compile", berth.module.bytes = bytes, otel.status_code = Empty)
 }
 
-/// A GPU's drain, from the order until the GPU is drained or the drain is stopped.
+/// A GPU's drain, from the order until the GPU is drained, or the drain is stopped or given up.
 #[must_use]
 pub fn drain(gpu: &dyn Display, evict: bool) -> Span {
     info_span!("gpu drain", berth.gpu = %gpu, berth.evict = evict, berth.outcome = Empty)

@@ -47,7 +47,7 @@ impl Drop for Handle {
     fn drop(&mut self) {
         let db = self.0.take();
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| drop(db))) {
-            tracing::warn!(what = panic_message(&*panic), "cannot close the store cleanly");
+            tracing::warn!(what = panic_message(&*panic), "sled panicked while the store was closed");
         }
     }
 }

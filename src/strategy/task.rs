@@ -233,7 +233,9 @@ impl StrategyTask {
             Ok(_) => (self.last, self.must_publish) = (Some((found, device_access)), false),
             // Tried again with the next check.
             Err(error) => {
-                tracing::warn!("cannot record whether devices can be passed to containers: {error}");
+                tracing::warn!(
+                    "could not record whether containers can get devices; the next check tries again: {error}"
+                );
             }
         }
     }

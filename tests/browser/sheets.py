@@ -56,7 +56,7 @@ def a_drain_sheet_says_who_leaves_and_what_cannot_work(watch: Watch, node: Node)
     expect(choices.nth(2)).to_have_text("delete the remaining pods, whatever their disruption budgets say (not possible: pods are not evicted)")
     picture(page, "sheet-drain")
     dialog.get_by_role("button", name="Cancel").click()
-    check(node.drain_state(index) == "active", "a stopped drain drained")
+    check(node.drain_state(index) == "active", "the dialog was cancelled, and the GPU is not active")
 
 
 def with_an_api_server_pods_can_be_evicted(watch: Watch, node: Node) -> None:

@@ -70,7 +70,7 @@ pub(crate) async fn uncordon(
     let gpu = gpu_id(&state, &path)?;
     let owners = query.owners(&caller)?;
     let command = Command::Uncordon { gpu: gpu.clone(), owners };
-    let log = || tracing::info!(%gpu, by = caller.name(), "marks of a GPU were removed");
+    let log = || tracing::info!(%gpu, by = caller.name(), "an uncordon removed marks of a GPU");
     change_marks(&state, &request, &gpu, command, log).await
 }
 

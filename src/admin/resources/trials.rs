@@ -215,7 +215,7 @@ pub(crate) fn resources(present: &Ledger, after: &Ledger) -> Vec<TrialResource> 
     names.into_iter().map(resource).collect()
 }
 
-fn outcome(then: &Ledger, given: &RequestOutcome, request: &DeviceRequest) -> TrialOutcome {
+fn outcome(after: &Ledger, given: &RequestOutcome, request: &DeviceRequest) -> TrialOutcome {
     let (placed_by, placed_because) = given.placed.clone().unzip();
     let grant = match &given.outcome {
         Outcome::Granted(grant) => Some(grant),
@@ -226,7 +226,7 @@ fn outcome(then: &Ledger, given: &RequestOutcome, request: &DeviceRequest) -> Tr
         count: request.count,
         candidates: given.candidates.clone(),
         devices: given.devices.iter().map(ToString::to_string).collect(),
-        names: given.devices.iter().map(|id| describe::device(then, id)).collect(),
+        names: given.devices.iter().map(|id| describe::device(after, id)).collect(),
         placed_by,
         placed_because: placed_because.unwrap_or_default(),
         outcome: (&given.outcome).into(),
@@ -238,11 +238,11 @@ fn outcome(then: &Ledger, given: &RequestOutcome, request: &DeviceRequest) -> Tr
     }
 }
 
-fn call(then: &Ledger, report: &CallReport) -> TrialCall {
+fn call(after: &Ledger, report: &CallReport) -> TrialCall {
     let message = match &report.note.outcome {
         CallOutcome::Pass => "pass".to_owned(),
         CallOutcome::Suspended => "not called: it is suspended".to_owned(),
-        CallOutcome::Answer(answer) => describe::answer(answer, then),
+        CallOutcome::Answer(answer) => describe::answer(answer, after),
         CallOutcome::Fault(fault) => format!("fault: {fault}"),
     };
     TrialCall {

@@ -164,9 +164,9 @@ impl ShutdownSignals {
     }
 }
 
-/// Keeps one span for each drain. The span begins with the order and ends when the GPU is drained or the drain is
-/// stopped. Returns when the keeper has ended. A drain may last hours, so its span is not part of the trace of the
-/// request that ordered it; a drain that outlasts the daemon has one span for each run of the daemon.
+/// Keeps one span for each drain. The span begins with the order and ends when the GPU is drained, or when the drain is
+/// stopped or given up. Returns when the keeper has ended. A drain may last hours, so its span is not part of the trace
+/// of the request that ordered it; a drain that outlasts the daemon has one span for each run of the daemon.
 async fn follow_drains(mut snapshots: watch::Receiver<Snapshot>) {
     let mut open = BTreeMap::new();
     loop {
@@ -184,7 +184,7 @@ fn update_drain_spans(open: &mut BTreeMap<GpuId, Span>, ledger: &Ledger) {
         let outcome = match state(gpu) {
             Some(Drain::Draining(..)) => return true,
             Some(Drain::Drained(_)) => "drained",
-            _ => "stopped",
+            Some(Drain::Active | Drain::Cordoned(_)) | None => "stopped",
         };
         spans::ended(span, outcome);
         false

@@ -21,7 +21,7 @@ pub(super) fn create_state_dir(config: &Config) -> anyhow::Result<()> {
         )
     })?;
     for Exposure { what, fix } in berth_files::exposures(path, &path.metadata()?, WRITABLE_BY_OTHERS) {
-        tracing::warn!("{what}, so all state of Berth can be changed, too; run `{fix}`");
+        tracing::warn!("{what}, so others can change all state of Berth; run `{fix}`");
     }
     Ok(())
 }

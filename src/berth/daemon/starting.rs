@@ -57,7 +57,7 @@ impl Starting {
     /// Opens the parts that must work at once: state folder, store, policies, the admin API's port.
     ///
     /// # Errors
-    /// If one of them fails. What was opened is closed then.
+    /// If one of them fails. If the policies are at fault, what was opened is closed in order.
     pub async fn open(config: Config, options: Options) -> anyhow::Result<Self> {
         create_state_dir(&config)?;
         let configuration = Configuration::new(&config);
@@ -244,12 +244,13 @@ impl Base {
         self.core.core.driver.set_scanner(scanner.clone());
         let gpus = GpuWatch::start(&scanner, self.kernel(), self.config.health.scan_interval)
             .context("cannot start the GPU threads")?;
-        let is_simulated = self.options.gpus.is_some();
+        // Only tests and tools pass GPUs, and theirs are not real.
+        let has_substitute_gpus = self.options.gpus.is_some();
         let progress = Arc::clone(&self.progress);
         let on_change =
             Box::new(move |strategy| progress.update(|facts| facts.device_list_strategy = Some(strategy)));
         let (mut task, strategy) =
-            StrategyTask::new(self.config.clone(), is_simulated, on_change, self.kernel().clone());
+            StrategyTask::new(self.config.clone(), has_substitute_gpus, on_change, self.kernel().clone());
         let settings = berth_kubelet::Settings {
             timeouts: self.options.timeouts.clone(),
             device_plugins: self.config.kubelet.device_plugins_dir.clone(),
@@ -395,8 +396,8 @@ impl Base {
             let active = &self.kernel().snapshot().stack;
             if active.from_api && active.entries != *entries {
                 tracing::warn!(
-                    "stackShadowed: the stack that was activated through the API is used, not the file's; \
-                     `berth policy reset` activates the file's"
+                    "the configuration file's stack is not used, since another one was activated through the \
+                     API; `berth policy reset` activates the file's"
                 );
             }
             if active.from_api || active.entries == *entries {

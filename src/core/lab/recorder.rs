@@ -131,7 +131,7 @@ impl Worker {
         let Some(error) = error else { return };
         if self.failure_logged.is_none_or(|at| at.elapsed() >= FAILURE_LOG_INTERVAL) {
             self.failure_logged = Some(Instant::now());
-            tracing::error!("decisions are not recorded: {error}");
+            tracing::error!("some decisions are not recorded: {error}");
         }
     }
 }

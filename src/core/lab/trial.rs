@@ -146,7 +146,7 @@ pub enum TrialError {
     #[error("{0}")]
     Unprepared(Unprepared),
     /// Another trial is running.
-    #[error("another policy is being tried; try again when that has ended")]
+    #[error("another policy is being tried; try again when its trial has ended")]
     Busy,
     /// The stack has [`STACK_ENTRIES_MAX`] entries already.
     #[error(

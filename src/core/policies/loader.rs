@@ -115,7 +115,7 @@ impl PolicyLoader {
             };
             match self.run(pass).await.map_err(LoadError::from).flatten() {
                 Ok(None) => {
-                    tracing::info!("the policies of the active stack can be called again");
+                    tracing::info!("all policies of the active stack can be called now");
                     break;
                 }
                 Ok(Some(NotCallable { reason, is_temporary, .. })) => {

@@ -38,7 +38,7 @@ pub enum UploadError {
 #[derive(Debug, thiserror::Error)]
 pub enum DeleteError {
     /// Another task uses policies' files, perhaps those of this one.
-    #[error("policies are in use by an upload, a compilation or a trial; try again in a few seconds")]
+    #[error("an upload, a compilation or a trial is using the files of policies; try again in a few seconds")]
     AtWork,
     /// The deletion was refused, or could not be recorded.
     #[error("{0}")]

@@ -224,13 +224,13 @@ impl Order {
         (deadline.abs_diff(self.deadline_wall_ms?) > CLOCK_SET_MS).then_some(deadline)
     }
 
-    /// Whether it is to be given up now, unless the GPU is empty.
-    pub(crate) fn is_over(&self, now: Now) -> bool {
+    /// Whether its deadline has passed and it is to be given up then. An empty GPU becomes drained instead.
+    pub(crate) fn must_give_up(&self, now: Now) -> bool {
         self.at_deadline == AtDeadline::GiveUp && self.is_late(now)
     }
 
-    /// In how many milliseconds it is to be given up; `None` if it is not, or was to be before.
-    pub(crate) fn over_in_ms(&self, now: Now) -> Option<u64> {
+    /// In how many milliseconds it is to be given up; `None` if it never is, or if its deadline has passed.
+    pub(crate) fn gives_up_in_ms(&self, now: Now) -> Option<u64> {
         self.left_ms(now).filter(|ms| *ms > 0 && self.at_deadline == AtDeadline::GiveUp)
     }
 
@@ -372,11 +372,11 @@ impl Marks {
         next
     }
 
-    /// The marks after the drains that are over at `now` are given up.
+    /// The marks after the drains that must be given up at `now` became cordons.
     pub(crate) fn after_deadlines(&self, now: Now) -> Self {
         let mut next = self.clone();
         for mark in next.by_owner.values_mut() {
-            if mark.order().is_some_and(|order| order.is_over(now)) {
+            if mark.order().is_some_and(|order| order.must_give_up(now)) {
                 (mark.kind, mark.expired) = (MarkKind::Cordon, true);
             }
         }

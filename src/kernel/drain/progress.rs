@@ -20,7 +20,7 @@ pub(crate) fn next_drain_update(ledger: &Ledger, now: Now) -> Option<u64> {
         None => state
             .marks
             .orders()
-            .filter_map(|order| order.over_in_ms(now))
+            .filter_map(|order| order.gives_up_in_ms(now))
             .min()
             .map(|ms| now.mono_ms.saturating_add(ms)),
     };
@@ -40,7 +40,7 @@ fn update_drain(ledger: &Ledger, gpu: &GpuId, state: &GpuState, now: Now) -> Opt
             || ledger.parts_of(gpu).any(|p| has_processes(ledger, &p.part.id))
             || has_processes(ledger, gpu.as_part())
     };
-    if state.marks.orders().any(|order| order.is_over(now)) && is_in_use() {
+    if state.marks.orders().any(|order| order.must_give_up(now)) && is_in_use() {
         return changed(state.marks.after_deadlines(now));
     }
     if let Some(marks) = state.marks.after_clock_was_set(now) {

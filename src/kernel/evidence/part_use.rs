@@ -20,14 +20,14 @@ pub enum EnforcedBy {
     Mig,
 }
 
-/// What enforces the limits of a container that was granted `device` on `part`. `mps`: whether
+/// What enforces the limits of a container that was granted `device` on `part`. `has_mps`: whether
 /// containers of its resource are set up for MPS. MIG limits a container to an instance, but not the
 /// containers that share an instance to their shares.
 #[must_use]
-pub fn enforced_by(device: &DeviceId, part: &Part, mps: bool) -> EnforcedBy {
+pub fn enforced_by(device: &DeviceId, part: &Part, has_mps: bool) -> EnforcedBy {
     match (&part.mig, device.share) {
         (Some(_), None) => EnforcedBy::Mig,
-        _ if mps => EnforcedBy::Mps,
+        _ if has_mps => EnforcedBy::Mps,
         _ => EnforcedBy::None,
     }
 }
@@ -64,13 +64,13 @@ pub fn part_uses(owners: &Attributions<'_>, allocation: &Allocation) -> Vec<Part
 /// An allocation's strictest limits over all of its parts, and the weakest enforcement. `None` where it
 /// may use all of every part.
 #[must_use]
-pub fn limits(ledger: &Ledger, allocation: &Allocation, mps: bool) -> Option<(Limits, EnforcedBy)> {
+pub fn limits(ledger: &Ledger, allocation: &Allocation, has_mps: bool) -> Option<(Limits, EnforcedBy)> {
     // The container of an adopted allocation was set up by another plugin, in an unknown way.
-    let mps = mps && !allocation.decision.is_adoption();
+    let has_mps = has_mps && !allocation.decision.is_adoption();
     let limits = allocation.parts().into_iter().map(|part| limits_of(ledger, allocation, part));
     let strictest = limits.reduce(Limits::min).unwrap_or_default();
     let enforcers = allocation.devices.iter().map(|device| {
-        ledger.part(&device.part).map_or(EnforcedBy::None, |p| enforced_by(device, &p.part, mps))
+        ledger.part(&device.part).map_or(EnforcedBy::None, |p| enforced_by(device, &p.part, has_mps))
     });
     let weakest = enforcers.min().unwrap_or(EnforcedBy::None);
     (strictest != Limits::default()).then_some((strictest, weakest))

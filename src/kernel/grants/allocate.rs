@@ -92,8 +92,9 @@ fn counted_denial(
         | Refusal::Unhealthy { .. }
         | Refusal::Vanished { .. }
         | Refusal::NoDeviceStrategy { .. }
-        | Refusal::NoCdiName { .. }
-        | Refusal::Moved
+        | Refusal::NoCdiName { .. } => None,
+        // These are no judgement of the request.
+        Refusal::Moved
         | Refusal::LedgerFull { .. }
         | Refusal::TooManyMarks { .. }
         | Refusal::UnknownGpu { .. }

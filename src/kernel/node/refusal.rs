@@ -196,7 +196,8 @@ impl fmt::Display for Refusal {
             }
             Self::TooManyMarks { gpu } => write!(
                 f,
-                "GPU {gpu} has {MARKS_MAX} marks, or {MARKS_TEXT_BYTES_MAX} bytes of reasons, the maximum: remove a mark first"
+                "GPU {gpu} already has the maximum of {MARKS_MAX} marks (or of {MARKS_TEXT_BYTES_MAX} bytes of \
+                 reasons): remove a mark first"
             ),
             Self::UnknownGpu { gpu } => write!(f, "no GPU {gpu} on this node"),
             Self::NoAnswer { gpu, error } => {

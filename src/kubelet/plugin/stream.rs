@@ -25,7 +25,7 @@ pub(super) enum Loss {
     #[error("the kubelet's stream ended")]
     StreamEnded,
     /// One of several streams that may be the kubelet's ended.
-    #[error("one of several streams ended, possibly the kubelet's")]
+    #[error("one of several streams ended, and it may have been the kubelet's")]
     OneOfSeveralEnded,
     /// kubelet.sock was replaced.
     #[error("kubelet.sock was replaced")]

@@ -123,8 +123,8 @@ pub(super) fn read(file: &Path, root: &Path, versions: &[Version]) -> Option<Run
     Some(runtime(shown.clone(), cdi, fix, default(&works, &shown)))
 }
 
-/// A containerd whose files Berth does not find, as in a pod that does not mount them: its defaults are likely, no
-/// more.
+/// A containerd whose files Berth does not find, as in a pod that does not mount them. It probably has the defaults of
+/// its version, but that is not certain.
 pub(super) fn without_file(version: Version) -> Runtime {
     let unknown =
         || "the configuration of containerd was not found (containerRuntime.configFiles)".to_owned();

@@ -598,7 +598,7 @@ fn the_description_and_a_configuration_are_printed_without_a_daemon() {
     for (text, says) in [
         ("gpuss: nvml\n", "gpuss"),
         ("gpus: amd\n", "sim:8xh100"),
-        (": :\n", "wrong"),
+        (": :\n", "line 1, column 1"),
         ("gpus: sim:8xb900\n", "known are t4"),
         (
             "gpus: sim:1xt4\nstack: [{policy: timeslice, parameters: {replicas: banana}}]\n",

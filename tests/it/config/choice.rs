@@ -70,7 +70,7 @@ async fn a_node_label_selects_the_file_and_can_change_while_pods_run() {
     // What cannot be used changes nothing.
     for (name, why) in [
         ("gone", "\"gone\", but"),
-        ("broken", "is wrong"),
+        ("broken", "is invalid"),
         ("unknown", "line 1, column 19: stack[0].policy: stack entry timeslize: this node has no policy"),
         ("parameters", "stack[0].parameters: policy timeslice@"),
         ("admission", "stack[0].parameters: policy quota@"),
@@ -169,7 +169,7 @@ async fn a_start_waits_for_the_label_or_fails_with_advice() {
     let node = ProcessNode::new("gpus: sim:1xt4").await;
     let cases: [(&str, &[&str], &str); 6] = [
         ("gone", &["--config-default", "default"], "names the configuration \"gone\", but"),
-        ("broken", &[], "is wrong"),
+        ("broken", &[], "is invalid"),
         ("", &["--config-default", "nothing"], "--config-default names the configuration \"nothing\""),
         ("", &["--config-fallbacks", "single"], "has no label nvidia.com/device-plugin.config"),
         ("", &["--config-fallbacks", "first"], "named, single or empty"),

@@ -236,7 +236,7 @@ fn a_stack_that_cannot_be_called_hides_no_errors_of_the_file() {
     write(&file, stack).unwrap();
     let check = run(&["config", "check"]);
     assert!(
-        check.code == 1 && check.err.contains(unasked) && !check.err.contains("is wrong"),
+        check.code == 1 && check.err.contains(unasked) && !check.err.contains("is invalid"),
         "{}",
         check.err
     );

@@ -262,12 +262,11 @@ async fn every_place_that_counts_gpus_counts_those_that_do_not_answer() {
         line.contains("found GPUs") && line.contains("gpus=8") && line.contains("unidentified=1")
     });
     daemon.line(|line| line.contains("GPU 7") && line.contains("nvmlDeviceGetHandleByIndex_v2"));
-    let listed = daemon.run_client(&["gpu", "list"]).1;
+    let listed = daemon.printed(&["gpu", "list"]);
     assert!(line(&listed, "GPU 7").contains("is not identified: nvmlDeviceGetHandleByIndex_v2"), "{listed}");
-    assert!(line(&daemon.run_client(&["top", "--once"]).1, "UTC").contains("8 GPUs, 2 not healthy"));
+    assert!(line(&daemon.printed(&["top", "--once"]), "UTC").contains("8 GPUs, 2 not healthy"));
     assert!(
-        line(&daemon.run_client(&["node", "show"]).1, "gpus")
-            .contains("8: 6 work, 0 cordoned, 1 not identified")
+        line(&daemon.printed(&["node", "show"]), "gpus").contains("8: 6 work, 0 cordoned, 1 not identified")
     );
     let metrics = metrics_of(&daemon);
     assert!(metrics.contains("berth_gpus_unidentified 1"), "{metrics}");
@@ -490,7 +489,7 @@ async fn an_excluded_gpu_is_offered_under_no_stack_and_shown_as_excluded() {
     }
     let counts = &daemon.call("GET", "/node", &Value::Null)["counts"];
     assert_eq!((&counts["gpus"], &counts["excludedGpus"]), (&4.into(), &3.into()), "{counts}");
-    let listed = daemon.run_client(&["gpu", "list"]).1;
+    let listed = daemon.printed(&["gpu", "list"]);
     assert_eq!(listed.matches(" excluded ").count(), 6, "a column and a reason each: {listed}");
     daemon.line(|line| line.contains("gpus.exclude: no GPU of this node is 9"));
 }
@@ -529,14 +528,14 @@ async fn a_gpu_that_vanished_is_distinguished_from_the_one_that_has_its_index_no
     until("it is gone", || {
         daemon.call("GET", &format!("/gpus/{former}"), &Value::Null)["health"]["state"] == "vanished"
     });
-    let listed = daemon.run_client(&["gpu", "list"]).1;
+    let listed = daemon.printed(&["gpu", "list"]);
     let names: Vec<_> =
         listed.lines().skip(1).take(3).filter_map(|line| line.split_whitespace().next()).collect();
     assert_eq!(names.iter().collect::<BTreeSet<_>>().len(), 3, "{listed}");
     assert!(names.contains(&&former[..12]), "{listed}");
     let title = format!("GPU {} (GPU 1 before): vanished", &former[..12]);
     assert!(listed.contains(&title), "{title}: {listed}");
-    assert!(line(&daemon.run_client(&["gpu", "show", &former]).1, "gpu").contains("another GPU now"));
+    assert!(line(&daemon.printed(&["gpu", "show", &former]), "gpu").contains("another GPU now"));
     // The log and the events name it by its UUID.
     let gone = daemon.line(|line| line.contains("is gone"));
     assert!(gone.contains(&former), "{gone}");
@@ -562,7 +561,7 @@ async fn a_gpu_is_found_by_its_uuid_in_any_spelling() {
     for spelling in [uuid.clone(), uuid.to_uppercase(), uuid.to_lowercase()] {
         let gpu = daemon.call("GET", &format!("/gpus/{spelling}"), &Value::Null);
         assert_eq!(gpu["uuid"], uuid, "{spelling}");
-        assert!(daemon.run_client(&["gpu", "show", &spelling[..14]]).1.contains(&uuid), "{spelling}");
+        assert!(daemon.printed(&["gpu", "show", &spelling[..14]]).contains(&uuid), "{spelling}");
     }
     rig.nvml.change(|state| state.push_xid(&state.gpus[1].uuid.clone(), 79)).unwrap();
     rig.allocatable(&[(WHOLE, 1)]).await;

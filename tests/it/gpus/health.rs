@@ -131,7 +131,7 @@ async fn a_flood_of_equal_xids_is_logged_and_recorded_once() {
     until("the last event", || recorded().contains(&95.into()));
     assert_eq!(recorded(), [95, 31]);
     // The log arrives through a pipe, so its lines may come later than the decisions.
-    let logged = || daemon.log().matches("a GPU reading was triaged").count();
+    let logged = || daemon.log().matches("a GPU error was rated").count();
     until("both lines", || logged() >= 2);
     assert_eq!(logged(), 2, "{}", daemon.log());
 }
@@ -226,11 +226,7 @@ async fn a_sign_of_a_gpu_lasts_as_long_as_it_is_reported_and_across_restarts() {
         std::thread::sleep(Duration::from_millis(100));
     }
     assert!(health(&daemon, &uuid)["history"].as_array().unwrap().len() <= 3);
-    assert!(
-        daemon.log().matches("a GPU reading was triaged").count() <= 2,
-        "reported once: {}",
-        daemon.log()
-    );
+    assert!(daemon.log().matches("a GPU error was rated").count() <= 2, "reported once: {}", daemon.log());
     rig.nvml
         .change(|s| {
             s.gpus[0].recovery_action = RecoveryAction::None;

@@ -339,9 +339,12 @@ async fn lose_three_streams(node: &KubeletNode) {
     }
 }
 
-/// A plugin that another one contests notices its end soon.
+/// A plugin that another one contests notices its end soon, and not by the end of its pause.
 fn checks_often() -> NodeOptions {
-    NodeOptions::default().with_timeouts(|t| t.loss.contested_check = Duration::from_millis(50))
+    NodeOptions::default().with_timeouts(|t| {
+        t.loss.contested_check = Duration::from_millis(50);
+        t.loss.contested_pause = 2 * SOON;
+    })
 }
 
 /// Another device plugin for GPUs on the same node.

@@ -50,6 +50,20 @@ async fn admitted(node: &GatedNode, name: &str, resource: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_start_that_fails_at_its_policies_closes_the_store_for_the_next_one() {
+    let mut node = GatedNode::new("stack: [{ policy: tetris }]").await;
+    let Err(failed) = node.open("127.0.0.1:0".parse().unwrap()).await else {
+        panic!("there is no policy `tetris`")
+    };
+    assert!(format!("{failed:#}").contains("tetris"), "{failed:#}");
+    // In this process: threads that still had the store would keep it locked.
+    node.settings = node.settings.replace("tetris", "exclusive");
+    let (daemon, api) = node.up().await;
+    assert_eq!(api.active(), ["exclusive"]);
+    daemon.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_kubelet_that_restarts_while_a_policy_is_compiled_is_served_by_the_old_stack() {
     let node = GatedNode::new("stack: [{ policy: exclusive }]").await;
     let (daemon, api) = node.up().await;

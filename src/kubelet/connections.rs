@@ -6,6 +6,7 @@
 //! the slot of the one that has been idle longest. Further connections wait in the socket's backlog, in
 //! the order in which they arrived.
 
+use super::timeouts::ConnectionTimeouts;
 use berth_core::log_limit::{LOG_INTERVAL, LogLimit};
 use futures_util::task::AtomicWaker;
 use parking_lot::Mutex;
@@ -29,29 +30,6 @@ pub(super) const CONNECTIONS_MAX: usize = 64;
 /// Up to this many idle connections are assumed to be new and are not closed while an older connection can be.
 /// Otherwise open streams in all slots would keep new connections out.
 const IDLE_KEPT_MAX: usize = CONNECTIONS_MAX / 4;
-
-/// The waits of the connections to one plugin.
-#[derive(Clone, Copy, Debug)]
-pub struct ConnectionTimeouts {
-    /// A connection is closed after this long without a running call. The kubelet makes its first call within
-    /// milliseconds, and then keeps a stream open.
-    pub idle_max: Duration,
-    /// If all slots are in use, no connection younger than this is closed for another: on a busy node, a dial and its
-    /// first call may take this long.
-    pub min_age: Duration,
-    /// How long a graceful stop waits for running calls.
-    pub stop_limit: Duration,
-}
-
-impl Default for ConnectionTimeouts {
-    fn default() -> Self {
-        Self {
-            idle_max: Duration::from_secs(5),
-            min_age: Duration::from_millis(200),
-            stop_limit: Duration::from_millis(200),
-        }
-    }
-}
 
 /// Increments a count until it is dropped.
 #[derive(Debug)]

@@ -6,6 +6,7 @@
 
 use super::settings::Settings;
 use crate::socket_path::{NoSocket, socket_metadata};
+use crate::timeouts::FolderTimeouts;
 use berth_core::next_beat;
 use berth_files::FolderEvents;
 use std::collections::BTreeMap;
@@ -19,6 +20,8 @@ use tokio::task::JoinHandle;
 
 /// The name of the kubelet's checkpoint inside `device-plugins/`.
 pub const CHECKPOINT_FILE: &str = "kubelet_internal_checkpoint";
+/// The names of Berth's sockets inside `device-plugins/` begin with this.
+pub(super) const SOCKET_PREFIX: &str = "berth-";
 
 /// Distinguishes a file from its successor of the same name. The inode alone is not enough: a file
 /// system may reuse the number at once.
@@ -76,21 +79,6 @@ pub(super) fn socket_id(path: &Path) -> Option<FileId> {
 /// The id of the kubelet's checkpoint in this folder, whatever its file type.
 pub(super) fn checkpoint_id(folder: &Path) -> Option<FileId> {
     fs::symlink_metadata(folder.join(CHECKPOINT_FILE)).ok().map(|metadata| FileId::of(&metadata))
-}
-
-/// The intervals at which the folder is checked.
-#[derive(Clone, Copy, Debug)]
-pub struct FolderTimeouts {
-    /// While events are unavailable.
-    pub check_interval: Duration,
-    /// While events are available, since some file systems lose events.
-    pub recheck_interval: Duration,
-}
-
-impl Default for FolderTimeouts {
-    fn default() -> Self {
-        Self { check_interval: Duration::from_secs(1), recheck_interval: Duration::from_secs(10) }
-    }
 }
 
 /// Watches the folder until it is dropped.

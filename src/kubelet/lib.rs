@@ -40,21 +40,23 @@ mod socket_path;
 mod status;
 mod strategy;
 mod supervisor;
+mod timeouts;
 mod wire;
 
-pub use connections::ConnectionTimeouts;
 pub use device_nodes::missing_nodes;
 pub use device_plugins::{AdoptError, DevicePlugins, RunningPlugins};
 pub use edits::{
     DeviceIdStrategy, DeviceListStrategy, Edits, Feature, HostDevice, HostMount, MpsEdits, ResourceEdits,
     device_name,
 };
-pub use folder::FolderTimeouts;
-pub use plugin::{DisconnectTimeouts, LossTimeouts, Registration, RegistrationTimeouts, Registrations};
-pub use pods_api::PodsApiTimeouts;
-pub use reconciler::{ReconcileError, ReconcileTimeouts};
-pub use settings::{CurrentEdits, ReconcileTiming, Settings, Timeouts};
+pub use plugin::{Registration, Registrations};
+pub use reconciler::ReconcileError;
+pub use settings::{CurrentEdits, ReconcileTiming, Settings};
 pub use socket_path::{NoConnection, NoSocket, permission_advice, socket_metadata};
 pub use strategy::{
     Cdi, DefaultRuntime, FoundSpec, Resolution, Runtime, StrategyError, StrategyFacts, resolve,
+};
+pub use timeouts::{
+    ConnectionTimeouts, DisconnectTimeouts, FolderTimeouts, LossTimeouts, PodsApiTimeouts, ReconcileTimeouts,
+    RegistrationTimeouts, Timeouts,
 };

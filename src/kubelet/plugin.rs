@@ -16,10 +16,9 @@
 //! both, the end of any stream on such connections counts as the end of the kubelet's.
 
 mod stream;
-mod timeouts;
 
 use super::device_plugin::{Handler, Service};
-use super::folder::{FileId, FolderState, socket_id};
+use super::folder::{FileId, FolderState, SOCKET_PREFIX, socket_id};
 use super::register::{RegisterOutcome, register};
 use super::rival;
 use super::settings::Settings;
@@ -35,7 +34,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use stream::{Loss, StreamStart, wait_for_zero};
-pub use timeouts::{DisconnectTimeouts, LossTimeouts, RegistrationTimeouts};
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 
@@ -74,9 +72,6 @@ impl Registration {
 
 /// The registrations of all resources.
 pub type Registrations = BTreeMap<Resource, Registration>;
-
-/// The file names of Berth's sockets begin with this.
-pub(super) const SOCKET_PREFIX: &str = "berth-";
 
 /// The socket's file name: always 27 characters, since a unix socket's path has at most 107.
 pub(super) fn socket_name(resource: &Resource) -> String {

@@ -9,6 +9,7 @@
 mod pod;
 
 use super::socket_path::NoConnection;
+use super::timeouts::PodsApiTimeouts;
 use super::wire::dial;
 use super::wire::v1alpha1::pods_client::PodsClient;
 use super::wire::v1alpha1::{EventType, WatchPodsEvent, WatchPodsRequest};
@@ -22,37 +23,8 @@ use berth_kernel::node::command::Command;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 use tonic::{Code, Status};
-
-/// The timeouts of the watch.
-#[derive(Clone, Copy, Debug)]
-pub struct PodsApiTimeouts {
-    /// The first wait after the API failed or was absent; doubles up to `retry_max`.
-    pub retry: Duration,
-    /// The longest wait before the API is tried again.
-    pub retry_max: Duration,
-    /// The timeout of the first list: a few hundred pods of some KiB each.
-    pub first_list: Duration,
-    /// The watch restarts at this interval, since events can be lost silently. A pod whose deletion was lost counts as
-    /// running until then.
-    pub resync: Duration,
-    /// The delay before a changed view is sent: the containers of a pod change it one after another.
-    pub gather: Duration,
-}
-
-impl Default for PodsApiTimeouts {
-    fn default() -> Self {
-        Self {
-            retry: Duration::from_secs(1),
-            retry_max: Duration::from_secs(30),
-            first_list: Duration::from_secs(10),
-            resync: Duration::from_secs(60),
-            gather: Duration::from_millis(50),
-        }
-    }
-}
 
 /// The pods received so far.
 struct PodCache {

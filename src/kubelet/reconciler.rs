@@ -30,28 +30,6 @@ use tracing::Instrument;
 /// new checkpoint.
 const QUICK_PASS_SHARE: u32 = 20;
 
-/// The timeouts of reconcile passes.
-#[derive(Clone, Copy, Debug)]
-pub struct ReconcileTimeouts {
-    /// The timeout of one `List` call.
-    pub list_limit: Duration,
-    /// The timeout of a reconcile pass before a refusal. The kubelet holds no lock meanwhile, but the pod's admission
-    /// waits.
-    pub refusal_pass_limit: Duration,
-    /// The delay before a changed checkpoint is read: a pod with several containers changes it several times.
-    pub gather: Duration,
-}
-
-impl Default for ReconcileTimeouts {
-    fn default() -> Self {
-        Self {
-            list_limit: Duration::from_secs(1),
-            refusal_pass_limit: Duration::from_secs(1),
-            gather: Duration::from_millis(50),
-        }
-    }
-}
-
 /// Why a reconcile pass failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReconcileError {

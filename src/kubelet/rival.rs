@@ -2,7 +2,7 @@
 //! still process the end of an earlier plugin.
 
 use super::checkpoint;
-use super::plugin::SOCKET_PREFIX;
+use super::folder::SOCKET_PREFIX;
 use berth_files::socket::connect_within;
 use berth_kernel::ids::names::{DeviceId, Resource};
 use std::collections::BTreeSet;

@@ -1,11 +1,7 @@
 //! Settings of this crate. The crate `berth-config` reads those that the configuration file has.
 
-use crate::connections::ConnectionTimeouts;
 use crate::edits::Edits;
-use crate::folder::FolderTimeouts;
-use crate::plugin::{DisconnectTimeouts, LossTimeouts, RegistrationTimeouts};
-use crate::pods_api::PodsApiTimeouts;
-use crate::reconciler::ReconcileTimeouts;
+use crate::timeouts::Timeouts;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -72,23 +68,4 @@ impl Default for ReconcileTiming {
             checkpoint_wait: Duration::from_secs(1),
         }
     }
-}
-
-/// Timeouts that are not configurable; tests change some.
-#[derive(Clone, Debug, Default)]
-pub struct Timeouts {
-    /// From the first dial of kubelet.sock to the kubelet's stream.
-    pub registration: RegistrationTimeouts,
-    /// Until the kubelet's earlier connection has ended.
-    pub disconnect: DisconnectTimeouts,
-    /// After the loss of a stream.
-    pub loss: LossTimeouts,
-    /// Of the connections to a plugin's socket.
-    pub connections: ConnectionTimeouts,
-    /// Of the checks of the plugins' folder.
-    pub folder: FolderTimeouts,
-    /// Of the reconcile passes, besides [`ReconcileTiming`].
-    pub reconcile: ReconcileTimeouts,
-    /// Of the watch of the Pods API.
-    pub pods_api: PodsApiTimeouts,
 }

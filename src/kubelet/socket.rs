@@ -1,8 +1,9 @@
 //! A plugin's unix socket.
 
-use super::connections::{ConnectionTimeouts, Connections, ServedConnection};
+use super::connections::{Connections, ServedConnection};
 use super::device_plugin::Service;
 use super::folder::{FileId, socket_id};
+use super::timeouts::ConnectionTimeouts;
 use super::wire::v1beta1::device_plugin_server::DevicePluginServer;
 use std::fs;
 use std::io;

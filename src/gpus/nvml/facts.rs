@@ -6,8 +6,8 @@ use super::map;
 use super::processes::{self, GpuProcess};
 use super::raw::{self, RemappedRows};
 use berth_kernel::hardware::gpu::{
-    Load, MIG_INDEX, Mig, PAGES, PAGES_PENDING, Part, RECOVERED, RECOVERY, ROWS, ROWS_FAILED, ROWS_PENDING,
-    Reading, Usage,
+    Load, MIG_INDEX, Mig, NVIDIA, PAGES, PAGES_PENDING, Part, RECOVERED, RECOVERY, ROWS, ROWS_FAILED,
+    ROWS_PENDING, Reading, Usage,
 };
 use berth_kernel::hardware::process::{PROCESSES_PER_GPU_MAX, Process};
 use berth_kernel::ids::names::{GpuId, PartId};
@@ -86,9 +86,6 @@ impl Identity {
         })
     }
 }
-
-/// The vendor of all GPUs of NVML.
-const VENDOR: &str = "nvidia";
 
 fn read_uuid(device: &Device, steps: &Steps) -> Result<PartId, ReadError> {
     let uuid = invoke(steps, "nvmlDeviceGetUUID", || device.uuid())?;
@@ -238,7 +235,7 @@ fn read_gpu(device: &Device, id: PartId, index: u32, sysfs: &Path, steps: &Steps
     Ok(Part {
         gpu: GpuId::of_whole(&id),
         id,
-        vendor: VENDOR.to_owned(),
+        vendor: NVIDIA.to_owned(),
         model,
         gpu_index: index,
         minor,

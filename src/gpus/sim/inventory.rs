@@ -3,7 +3,7 @@
 use super::load::load;
 use super::machine::{Machine, Model, SimGpu, SimKind, SimProcess};
 use berth_kernel::hardware::gpu::{
-    Inventory, Link, Links, MIG_INDEX, Mig, Part, Path, RECOVERY, Reading, Usage,
+    Inventory, Link, Links, MIG_INDEX, Mig, NVIDIA, Part, Path, RECOVERY, Reading, Usage,
 };
 use berth_kernel::hardware::process::{Process, ProcessIdentity, Uses};
 use berth_kernel::ids::names::{GpuId, PartId};
@@ -104,7 +104,7 @@ fn whole(model: &Model, count: u32, index: u32, mig_enabled: bool) -> Option<Par
     Some(Part {
         gpu: GpuId::of_whole(&id),
         id,
-        vendor: "nvidia".to_owned(),
+        vendor: NVIDIA.to_owned(),
         model: model.name.to_owned(),
         gpu_index: index,
         minor: Some(index),

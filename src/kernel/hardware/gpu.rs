@@ -9,6 +9,9 @@ use std::fmt;
 /// Most parts of one node: four times 16 GPUs with 7 MIG instances each.
 pub const PARTS_MAX: usize = 512;
 
+/// The vendor of all GPUs of NVML.
+pub const NVIDIA: &str = "nvidia";
+
 /// The attribute that holds a MIG instance's index on its GPU.
 pub const MIG_INDEX: &str = "mig.index";
 
@@ -42,13 +45,13 @@ pub struct Part {
 }
 
 impl Part {
-    /// A GPU of which nothing else is known.
+    /// A GPU of NVIDIA of which nothing else is known.
     #[must_use]
     pub fn whole_gpu(gpu: GpuId, gpu_index: u32) -> Self {
         Self {
             id: gpu.as_part().clone(),
             gpu,
-            vendor: "nvidia".to_owned(),
+            vendor: NVIDIA.to_owned(),
             model: String::new(),
             gpu_index,
             minor: None,

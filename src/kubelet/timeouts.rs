@@ -1,6 +1,25 @@
-//! The timeouts of one resource's registration.
+//! The timeouts of this crate, in a section for each part of it.
 
 use std::time::Duration;
+
+/// Timeouts that are not configurable; tests change some.
+#[derive(Clone, Debug, Default)]
+pub struct Timeouts {
+    /// From the first dial of kubelet.sock to the kubelet's stream.
+    pub registration: RegistrationTimeouts,
+    /// Until the kubelet's earlier connection has ended.
+    pub disconnect: DisconnectTimeouts,
+    /// After the loss of a stream.
+    pub loss: LossTimeouts,
+    /// Of the connections to a plugin's socket.
+    pub connections: ConnectionTimeouts,
+    /// Of the checks of the plugins' folder.
+    pub folder: FolderTimeouts,
+    /// Of the reconcile passes, besides [`crate::ReconcileTiming`].
+    pub reconcile: ReconcileTimeouts,
+    /// Of the watch of the Pods API.
+    pub pods_api: PodsApiTimeouts,
+}
 
 /// The waits from the first dial of kubelet.sock to the kubelet's stream.
 #[derive(Clone, Copy, Debug)]
@@ -93,6 +112,94 @@ impl Default for LossTimeouts {
             contested_pause: Duration::from_secs(300),
             contested_check: Duration::from_secs(1),
             unexplained_pause: Duration::from_secs(10),
+        }
+    }
+}
+
+/// The waits of the connections to one plugin.
+#[derive(Clone, Copy, Debug)]
+pub struct ConnectionTimeouts {
+    /// A connection is closed after this long without a running call. The kubelet makes its first call within
+    /// milliseconds, and then keeps a stream open.
+    pub idle_max: Duration,
+    /// If all slots are in use, no connection younger than this is closed for another: on a busy node, a dial and its
+    /// first call may take this long.
+    pub min_age: Duration,
+    /// How long a graceful stop waits for running calls.
+    pub stop_limit: Duration,
+}
+
+impl Default for ConnectionTimeouts {
+    fn default() -> Self {
+        Self {
+            idle_max: Duration::from_secs(5),
+            min_age: Duration::from_millis(200),
+            stop_limit: Duration::from_millis(200),
+        }
+    }
+}
+
+/// The intervals at which the folder is checked.
+#[derive(Clone, Copy, Debug)]
+pub struct FolderTimeouts {
+    /// While events are unavailable.
+    pub check_interval: Duration,
+    /// While events are available, since some file systems lose events.
+    pub recheck_interval: Duration,
+}
+
+impl Default for FolderTimeouts {
+    fn default() -> Self {
+        Self { check_interval: Duration::from_secs(1), recheck_interval: Duration::from_secs(10) }
+    }
+}
+
+/// The timeouts of reconcile passes.
+#[derive(Clone, Copy, Debug)]
+pub struct ReconcileTimeouts {
+    /// The timeout of one `List` call.
+    pub list_limit: Duration,
+    /// The timeout of a reconcile pass before a refusal. The kubelet holds no lock meanwhile, but the pod's admission
+    /// waits.
+    pub refusal_pass_limit: Duration,
+    /// The delay before a changed checkpoint is read: a pod with several containers changes it several times.
+    pub gather: Duration,
+}
+
+impl Default for ReconcileTimeouts {
+    fn default() -> Self {
+        Self {
+            list_limit: Duration::from_secs(1),
+            refusal_pass_limit: Duration::from_secs(1),
+            gather: Duration::from_millis(50),
+        }
+    }
+}
+
+/// The timeouts of the watch.
+#[derive(Clone, Copy, Debug)]
+pub struct PodsApiTimeouts {
+    /// The first wait after the API failed or was absent; doubles up to `retry_max`.
+    pub retry: Duration,
+    /// The longest wait before the API is tried again.
+    pub retry_max: Duration,
+    /// The timeout of the first list: a few hundred pods of some KiB each.
+    pub first_list: Duration,
+    /// The watch restarts at this interval, since events can be lost silently. A pod whose deletion was lost counts as
+    /// running until then.
+    pub resync: Duration,
+    /// The delay before a changed view is sent: the containers of a pod change it one after another.
+    pub gather: Duration,
+}
+
+impl Default for PodsApiTimeouts {
+    fn default() -> Self {
+        Self {
+            retry: Duration::from_secs(1),
+            retry_max: Duration::from_secs(30),
+            first_list: Duration::from_secs(10),
+            resync: Duration::from_secs(60),
+            gather: Duration::from_millis(50),
         }
     }
 }

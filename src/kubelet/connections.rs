@@ -230,7 +230,11 @@ impl Connections {
             };
             let all = || by_age.iter().map(cost);
             let idle = all().filter(|((cost, _), ..)| *cost == CloseCost::Idle).count();
-            let old = || all().filter(|(.., age)| *age >= self.timeouts.min_age).min();
+            // The kubelet's may be the only old one, when others opened all their streams at once.
+            let is_old = |((cost, _), _, age): &((CloseCost, Instant), u64, Duration)| {
+                *cost != CloseCost::Kubelet && *age >= self.timeouts.min_age
+            };
+            let old = || all().filter(is_old).min();
             let cheapest = if idle > IDLE_KEPT_MAX { all().min() } else { old().or_else(|| all().min()) };
             if let Some((_, number, age)) = cheapest {
                 let left = self.timeouts.min_age.saturating_sub(age);

@@ -112,6 +112,21 @@ fn streams_in_all_slots_are_closed_for_new_connections_up_to_the_idle_limit() {
     assert_eq!(closed(), IDLE_KEPT_MAX + 1);
 }
 
+#[test]
+fn the_kubelets_connection_is_kept_where_it_alone_is_old() {
+    let connections = connections(HOUR, HOUR);
+    let now = Instant::now();
+    let kubelet = connections.take_slot(now).unwrap().1;
+    kubelet.mark_kubelet(&Arc::new(watch::Sender::new(0)));
+    let later = now + HOUR;
+    let streaming: Vec<_> = (1..CONNECTIONS_MAX).map(|_| connections.take_slot(later).unwrap().1).collect();
+    let _calls: Vec<Call> = streaming.iter().map(call_on).collect();
+    assert_eq!(connections.take_slot(later).err(), Some(HOUR), "a stream is closed once it is old enough");
+    assert!(!kubelet.closed.load(Ordering::SeqCst));
+    assert!(connections.take_slot(later + HOUR).is_ok());
+    assert!(!kubelet.closed.load(Ordering::SeqCst));
+}
+
 #[tokio::test]
 async fn a_connection_without_a_call_is_closed_and_one_with_a_call_is_not() {
     let idle_max = Duration::from_millis(20);

@@ -293,6 +293,20 @@ mod tests {
     }
 
     #[test]
+    fn a_message_is_read_before_the_rest_of_its_frame_arrives() {
+        let messages = [b"first", b"other"].map(|payload| message(Channel::Plugin, 1, payload.to_vec()));
+        let sent = messages.each_ref().map(|message| message.encode().unwrap());
+        let both = trunk(1, &[&sent[0][TRUNK_HEADER_BYTES..], &sent[1][TRUNK_HEADER_BYTES..]].concat());
+        let (begin, rest) = both.split_at(sent[0].len() + 1);
+        let mut decoder = Decoder::default();
+        decoder.push(begin);
+        assert_eq!(decoder.next(), Ok(Some(messages[0].clone())));
+        assert_eq!(decoder.next(), Ok(None));
+        decoder.push(rest);
+        assert_eq!(decoder.next(), Ok(Some(messages[1].clone())));
+    }
+
+    #[test]
     fn a_message_of_another_type_is_an_error() {
         let mut decoder = Decoder::default();
         decoder.push(&trunk(1, &[0, 0, 0, 0, 0, 0, 0, 1, 3, 0]));

@@ -56,7 +56,10 @@ async fn a_start_that_fails_at_its_policies_closes_the_store_for_the_next_one() 
         panic!("there is no policy `tetris`")
     };
     assert!(format!("{failed:#}").contains("tetris"), "{failed:#}");
-    // In this process: threads that still had the store would keep it locked.
+    // It is closed before the start returns, so that it is whole even if the process ends at once.
+    let lock = fs::File::open(node.folder.path().join("state/store/lock")).unwrap();
+    lock.try_lock().expect("no thread of the failed start has the store");
+    drop(lock);
     node.settings = node.settings.replace("tetris", "exclusive");
     let (daemon, api) = node.up().await;
     assert_eq!(api.active(), ["exclusive"]);

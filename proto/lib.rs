@@ -1,5 +1,6 @@
-//! The gRPC APIs of the kubelet, and the messages of the container runtime's plugins: messages, clients and servers. The Rust in `generated` is made from the `.proto` files
-//! beside this file, and is in git so that no build has to compile a protobuf compiler. After a change of a `.proto` file
+//! The gRPC APIs of the kubelet, the messages of the container runtime's plugins, and those between guard and daemon. The
+//! Rust in `generated` is made from the `.proto` files beside this file, and is in git so that no build has to compile a
+//! protobuf compiler. After a change of a `.proto` file
 //! `UPDATE_EXPECT=1 cargo test -p berth-proto` makes it again; without the variable that test fails if it is not current.
 
 /// The device plugin API.
@@ -24,6 +25,12 @@ pub mod nri {
 #[allow(missing_docs, unreachable_pub, clippy::all, clippy::pedantic, clippy::unwrap_used)]
 pub mod ttrpc {
     include!("generated/ttrpc.rs");
+}
+
+/// What the guard and the daemon say to each other.
+#[allow(missing_docs, unreachable_pub, clippy::all, clippy::pedantic, clippy::unwrap_used)]
+pub mod guard {
+    include!("generated/berth.guard.v1.rs");
 }
 
 /// The parts of a core/v1 Pod that are read.

@@ -116,6 +116,9 @@ pub struct PodSandbox {
         ::prost::alloc::string::String,
         ::prost::alloc::string::String,
     >,
+    /// The sandbox's process; 0 if it has none.
+    #[prost(uint32, tag = "9")]
+    pub pid: u32,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Container {

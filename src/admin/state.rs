@@ -106,6 +106,8 @@ pub struct NodeFacts {
     pub mps: BTreeSet<Resource>,
     /// The connection to the API server; `None` if it is not used.
     pub api_server: Option<StartStep>,
+    /// The guard; `None` where no daemon follows one.
+    pub guard: Option<berth_api::Guard>,
     /// Why a policy of the active stack cannot be called, if so. The daemon retries.
     pub uncallable: Option<String>,
     /// Whether the node's labels are up to date; `None` if labels are not configured.

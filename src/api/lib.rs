@@ -46,7 +46,7 @@ pub use gpu::{
 pub use health::HealthState;
 pub use history::{GpuHistory, GpuSample, PodHistory, PodSample};
 pub use node::{
-    Alive, Check, Counts, DeviceListStrategy, DriverRelease, Node, NotFree, NotFreeState, Ready,
+    Alive, Check, Counts, DeviceListStrategy, DriverRelease, Guard, Node, NotFree, NotFreeState, Ready,
     ReleaseOrder, ResourceState, StepState,
 };
 pub use policy::{Hook, Policy, PolicyDetail, PolicyList, parameters};

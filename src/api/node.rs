@@ -54,6 +54,9 @@ pub struct Node {
     /// The connection to the API server; absent if it is not used.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub api_server: Option<StepState>,
+    /// The guard, which shows the containers of the node before they run; absent from releases without it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub guard: Option<Guard>,
     /// The reason why no allocation ends at present.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hold: Option<String>,
@@ -79,6 +82,29 @@ pub struct Node {
     pub warnings: Vec<String>,
     /// Numbers of objects.
     pub counts: Counts,
+}
+
+/// The guard, a plugin of the container runtime in a process of its own. Without it the holder of an allocation is
+/// known later, and its end only from the kubelet and the API server.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Guard {
+    /// Whether it is connected to the daemon and to the container runtime, and has shown all containers.
+    pub connected: bool,
+    /// Its version; absent before its first connection to the daemon.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(example = "0.1.0")]
+    pub version: Option<String>,
+    /// The container runtime and its version; absent before the guard's first connection to it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(example = "containerd 2.2.9")]
+    pub runtime: Option<String>,
+    /// Why it is not connected, and what to do.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(
+        example = "/run/berth-guard/guard.sock does not exist: run `berth guard` on this node, which creates it"
+    )]
+    pub why: Option<String>,
 }
 
 /// A release of the driver: the daemon has closed NVML, and scans no GPU.

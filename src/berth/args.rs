@@ -4,6 +4,7 @@ use crate::state::StateCommand;
 use berth_cli::command::ClientCommand;
 use berth_cli::endpoint::ClientArgs;
 use berth_config::ServeArgs;
+use berth_observe::logs::LogFormat;
 use berth_scenario::policy_new::NewPolicy;
 use clap::{ArgAction, Parser, Subcommand};
 use std::path::PathBuf;
@@ -56,6 +57,23 @@ flag overrides its variable, and both override the file.
   berth serve --config /etc/berth/config.yaml
   berth serve --gpus sim:8xh100 --kubelet-dir /tmp/k --state-dir /tmp/s")]
     Serve(Box<ServeArgs>),
+    /// Run the guard, the container runtime's plugin, on this node
+    #[command(after_help = "\
+A process of its own beside `berth serve`, since it needs root's rights on the node and \
+must not end with the daemon. It shows the daemon which container got which allocation \
+before the container runs, and when the container has ended. It needs containerd or \
+CRI-O with NRI. Without it, or while it does not run, everything else works as before. \
+`guard` in the configuration file has its paths; docs/guard.md describes it.
+  berth guard
+  berth guard --config /etc/berth/config.yaml")]
+    Guard {
+        /// The configuration file (YAML), as for `berth serve`
+        #[arg(long, env = "BERTH_CONFIG", hide_env = true, value_name = "FILE")]
+        config: Option<PathBuf>,
+        /// Format of the log [default: text]
+        #[arg(long, env = "BERTH_LOG", hide_env = true, value_enum)]
+        log: Option<LogFormat>,
+    },
     /// Commands for a running daemon.
     #[command(flatten)]
     Client(ClientCommand),

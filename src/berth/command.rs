@@ -11,7 +11,8 @@ use berth_cli::output::{Out, decide_colours, print_error};
 use berth_cli::usage::{self, BadUsage};
 use berth_cluster::ApiServer;
 use berth_config::{Choice, Config, ServeArgs};
-use berth_observe::logs::{self, LogsError};
+use berth_observe::logs::{self, LogFormat, LogsError};
+use berth_observe::trace::{Pump, TracingSettings};
 use berth_scenario::{author, policy_new};
 use clap::CommandFactory;
 use std::path::Path;
@@ -46,6 +47,7 @@ fn dispatch(cli: &Cli, out: &mut Out) -> anyhow::Result<bool> {
     }
     match &cli.command {
         Command::Serve(args) => serve(args, client)?,
+        Command::Guard { config, log } => guard(config.as_deref(), *log)?,
         Command::Client(command) => berth_cli::run(DaemonCommand::Client(command), client, out)?,
         Command::Policy { command } => match command {
             PolicyCommand::Client(command) => berth_cli::run(DaemonCommand::Policy(command), client, out)?,
@@ -102,13 +104,27 @@ fn dispatch(cli: &Cli, out: &mut Out) -> anyhow::Result<bool> {
 fn serve(args: &ServeArgs, client: &ClientArgs) -> anyhow::Result<()> {
     exit_on_signals().context("cannot listen for signals")?;
     let config = load(args, client)?;
-    let traces = logs::start(config.observe.log, config.observe.tracing.as_ref(), &config.node.name);
-    let traces = traces.map_err(|error| match error {
-        LogsError::Filter { .. } => anyhow::Error::new(BadUsage(error.to_string())),
-        LogsError::Headers(_) | LogsError::AlreadySetUp(_) => error.into(),
-    })?;
+    let traces = start_log(&config, config.observe.tracing.as_ref())?;
     config.loaded.notices.iter().for_each(|notice| tracing::warn!("{notice}"));
     crate::daemon::serve(config, traces)
+}
+
+fn start_log(config: &Config, tracing: Option<&TracingSettings>) -> anyhow::Result<Option<Pump>> {
+    logs::start(config.observe.log, tracing, &config.node.name).map_err(|error| match error {
+        LogsError::Filter { .. } => anyhow::Error::new(BadUsage(error.to_string())),
+        LogsError::Headers(_) | LogsError::AlreadySetUp(_) => error.into(),
+    })
+}
+
+/// Runs `berth guard` until SIGTERM or SIGINT ends the process at once: it has nothing to write at its end.
+fn guard(config: Option<&Path>, log: Option<LogFormat>) -> anyhow::Result<()> {
+    exit_on_signals().context("cannot listen for signals")?;
+    let config =
+        Config::load(&ServeArgs { config: config.map(Path::to_owned), log, ..ServeArgs::default() })?;
+    // The guard exports no traces: its calls come from the container runtime, which traces them itself.
+    start_log(&config, None)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    Ok(runtime.block_on(berth_guard::run_guard(config.guard))?)
 }
 
 /// Loads the settings and checks the source of the GPUs: the daemon would wait forever for an unknown simulated

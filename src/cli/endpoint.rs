@@ -311,7 +311,7 @@ pub struct ClientArgs {
         display_order = 1001
     )]
     pub output: Output,
-    /// Repeat every 2 s, or as in `-w 5` and -w=500ms (lists, `show`)
+    /// Repeat every 2 s, or as in `-w=500ms` (lists, `show`)
     #[arg(
         short,
         long,

@@ -5,7 +5,8 @@ use crate::names::{runs, scheduling};
 use crate::output::Column::{Name, Whole};
 use crate::output::{Out, facts, fitted, or_dash};
 use berth_api::{
-    ConfigurationState, DrainState, Node, NotFree, ResourceState, SettingProblem, StackSource, StepState,
+    ConfigurationState, DrainState, Guard, Node, NotFree, ResourceState, SettingProblem, StackSource,
+    StepState,
 };
 use clap::Subcommand;
 
@@ -51,6 +52,7 @@ fn show(node: &Node) -> String {
         ("driver", node.driver_version.clone().unwrap_or_default()),
         ("allocations", format!("{} live, {} ended", counts.allocations, counts.ended_allocations)),
         ("stack", stack(node)),
+        ("guard", node.guard.as_ref().map(guard).unwrap_or_default()),
         ("bypasses", bypasses),
     ]);
     let failed = node.checks.iter().filter(|check| !check.ok);
@@ -86,6 +88,15 @@ fn show(node: &Node) -> String {
         text += &format!("\n{reasons}");
     }
     text
+}
+
+/// The state of a guard that has run on this node; empty without one.
+fn guard(guard: &Guard) -> String {
+    match (&guard.version, &guard.why) {
+        (None, _) => String::new(),
+        (Some(_), Some(why)) => format!("not connected: {why}"),
+        (Some(version), None) => format!("{version}, connected to {}", or_dash(guard.runtime.as_ref())),
+    }
 }
 
 /// The active stack, and where it comes from.

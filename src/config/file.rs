@@ -6,6 +6,7 @@ use super::cdi::{CdiFile, RuntimeFile};
 use super::checks::{BadSetting, Checks, bad, in_range};
 use super::edits::EditsFile;
 use super::gpus::{GpusFile, HealthFile, ProcessesFile};
+use super::guard::GuardFile;
 use super::nvidia::args::PACKED;
 use super::tracing::TracingFile;
 use super::trusted::TrustedKeyFile;
@@ -57,6 +58,7 @@ pub struct FileConfig {
     pub(super) container_edits: Option<EditsFile>,
     pub(super) cdi: Option<CdiFile>,
     pub(super) container_runtime: Option<RuntimeFile>,
+    pub(super) guard: Option<GuardFile>,
     pub(super) rounds: Option<RoundsFile>,
     pub(super) timing: Option<TimingFile>,
     pub(super) trusted_keys: Option<Vec<TrustedKeyFile>>,
@@ -272,6 +274,7 @@ impl FileConfig {
             container_edits: self.container_edits.or(base.container_edits),
             cdi: self.cdi.or(base.cdi),
             container_runtime: self.container_runtime.or(base.container_runtime),
+            guard: self.guard.or(base.guard),
             rounds: self.rounds.or(base.rounds),
             timing: self.timing.or(base.timing),
             trusted_keys: self.trusted_keys.or(base.trusted_keys),

@@ -9,6 +9,7 @@ mod choice;
 mod edits;
 mod file;
 mod gpus;
+mod guard;
 pub mod nvidia;
 mod reload;
 mod source;
@@ -65,6 +66,8 @@ pub struct Config {
     pub observe: ObserveSettings,
     /// How containers get their devices.
     pub containers: ContainerSettings,
+    /// The guard, and the daemon's connection to it; a change needs a restart.
+    pub guard: berth_guard::Settings,
     /// What GPUs are offered as.
     pub offers: OfferSettings,
     /// What makes a GPU unhealthy, and how often that is checked.
@@ -279,6 +282,7 @@ impl Config {
         let decisions = checks.ok(file.decisions.take().unwrap_or_default().limit()).flatten();
         let tracing = checks.ok(file.tracing.take().unwrap_or_default().resolve(&args.tracing)).flatten();
         let trusted_keys = trusted::keys(file.trusted_keys.take(), &mut checks);
+        let guard = file.guard.take().unwrap_or_default().resolve(&mut checks);
         let labels = file.labels.take().unwrap_or_default().resolve(&mut checks);
         let stack = file::resolve_stack(
             file.stack.take().unwrap_or_default(),
@@ -298,6 +302,7 @@ impl Config {
             admin: admin?,
             observe: ObserveSettings { log: args.log.or(file.log).unwrap_or_default(), tracing },
             containers: ContainerSettings { edits, auto_strategy, cdi },
+            guard,
             offers: OfferSettings { resource: resource?, mig_strategy, stack },
             health: HealthSettings {
                 xids: health_checks.rules(health.ignored_xids),

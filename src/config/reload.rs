@@ -215,6 +215,7 @@ impl Config {
             admin,
             observe,
             containers,
+            guard,
             offers,
             health,
             rules,
@@ -253,6 +254,10 @@ impl Config {
         let running = &self.containers.edits;
         needs.note(&["containerEdits.nvidiaDriverRoot"], &running.driver_root, &edits.driver_root);
         needs.note(&["containerEdits.nvidiaDevRoot"], &running.dev_root, &edits.dev_root);
+        let berth_guard::Settings { socket, nri_socket, cgroup_root } = guard;
+        needs.note(&["guard"], &self.guard.socket, socket);
+        needs.note(&["guard"], &self.guard.nri_socket, nri_socket);
+        needs.note(&["guard"], &self.guard.cgroup_root, cgroup_root);
         let OfferSettings { resource: _, mig_strategy: _, stack: _ } = offers;
         let HealthSettings { xids: _, scan_interval: _ } = health;
         // The signatures of all known versions are checked with the keys at the start.
@@ -391,7 +396,7 @@ mod tests {
     }
 
     /// Each key of the file, with a value that differs from that of [`BASE`].
-    const CHANGED: [(&str, &str); 32] = [
+    const CHANGED: [(&str, &str); 33] = [
         ("nodeName", "other"),
         ("kubeletDir", "/other"),
         ("kubeletRootDir", "/other"),
@@ -419,6 +424,7 @@ mod tests {
         ("labels", "{ node: true }"),
         ("cdi", "{ generate: always }"),
         ("containerRuntime", "{ configFiles: [/other] }"),
+        ("guard", "{ socket: /other }"),
         ("containerEdits", "{ passDeviceSpecs: true, nvidiaDevRoot: /dev-root }"),
         ("rounds", "{ listEveryMs: 1 }"),
         ("timing", "{ retireMs: 1 }"),

@@ -1,14 +1,30 @@
-//! The connection to the container runtime's Node Resource Interface (NRI), by which a plugin sees each container of the
-//! node before its first instruction runs.
+//! The guard: a plugin of the container runtime (NRI), in a process of its own, which sees each container of the node
+//! before its first instruction runs; and the daemon's connection to it.
 //!
-//! `frame` cuts the bytes of the socket into messages of ttrpc, `session` registers and answers the runtime's calls.
-//! What the guard does with a container is the [`Plugin`] that the session calls.
+//! ```text
+//!   berth guard                                            berth serve
+//!     frame       the bytes of the runtime's socket          daemon   what the guard shows, to the keeper
+//!     session     registration, answers to its calls
+//!     plugin      what a session calls
+//!     containers  those that hold allocations
+//!     leaf        the cgroup of a container
+//!     process     puts these together  ──── link ────────────┘
+//! ```
 
+mod containers;
+mod daemon;
 mod frame;
+mod leaf;
+mod link;
 mod plugin;
+mod process;
 mod session;
+mod settings;
 
 pub use berth_proto::nri;
+pub use daemon::{GuardStatus, follow};
 pub use frame::FrameError;
 pub use plugin::{ContainerEvent, Plugin, Refusal, RuntimeInfo};
+pub use process::{GuardError, run as run_guard};
 pub use session::{SessionError, run};
+pub use settings::Settings;

@@ -311,7 +311,7 @@ fn refused(Refusal(message): Refusal) -> Status {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use berth_proto::nri::{ContainerAdjustment, KeyValue};
     use tokio::io::DuplexStream;
@@ -356,13 +356,21 @@ mod tests {
     }
 
     /// The runtime's end of a connection.
-    struct Runtime {
-        session: Session<DuplexStream>,
+    pub(crate) struct Runtime<S> {
+        session: Session<S>,
         calls: u32,
     }
 
-    impl Runtime {
-        async fn call<T: prost::Message>(&mut self, method: &str, payload: &T) -> Result<Vec<u8>, Status> {
+    impl<S: AsyncRead + AsyncWrite + Unpin + Send> Runtime<S> {
+        pub(crate) fn new(socket: S) -> Self {
+            Self { session: Session::new(socket), calls: 0 }
+        }
+
+        pub(crate) async fn call<T: prost::Message>(
+            &mut self,
+            method: &str,
+            payload: &T,
+        ) -> Result<Vec<u8>, Status> {
             let stream = 2 * self.calls + 1;
             self.calls += 1;
             let payload = payload.encode_to_vec();
@@ -388,7 +396,7 @@ mod tests {
             RegisterPluginRequest::decode(request.payload.as_slice()).unwrap()
         }
 
-        async fn configure(&mut self) {
+        pub(crate) async fn configure(&mut self) {
             self.accept(None).await;
             let request = ConfigureRequest {
                 runtime_name: "containerd".into(),
@@ -406,10 +414,12 @@ mod tests {
     }
 
     /// A plugin that runs against what a test does as the runtime.
-    async fn with_runtime(test: impl AsyncFnOnce(&mut Runtime)) -> (Recorder, Result<(), SessionError>) {
+    async fn with_runtime(
+        test: impl AsyncFnOnce(&mut Runtime<DuplexStream>),
+    ) -> (Recorder, Result<(), SessionError>) {
         let (ours, theirs) = tokio::io::duplex(1 << 20);
         let mut plugin = Recorder::default();
-        let mut runtime = Runtime { session: Session::new(theirs), calls: 0 };
+        let mut runtime = Runtime::new(theirs);
         let (ended, ()) = tokio::join!(run(ours, &mut plugin), async {
             test(&mut runtime).await;
             drop(runtime);

@@ -8,6 +8,7 @@ use crate::edits::{DeviceListStrategy, Edits, MpsEdits, ResourceEdits, device_na
 use berth_kernel::evidence::part_use;
 use berth_kernel::evidence::pods::VISIBLE_DEVICES;
 use berth_kernel::grants::allocation::{Allocation, Limits};
+use berth_kernel::grants::annotation::{self, GrantAnnotation};
 use berth_kernel::hardware::gpu::Part;
 use berth_kernel::ids::names::Resource;
 use berth_kernel::node::ledger::Ledger;
@@ -83,6 +84,9 @@ pub(super) fn response(allocation: &Allocation, ledger: &Ledger, edits: &Edits) 
     // Last, so that a policy cannot override it.
     let key = allocation_key(&allocation.resource);
     response.envs.insert(key, allocation.id.to_string());
+    // The guard finds the allocation of a container by this annotation, since a pod can set the variable itself.
+    let grant = GrantAnnotation::of(ledger, allocation);
+    response.annotations.insert(annotation::key(&allocation.resource), grant.to_string());
     response
 }
 
@@ -236,7 +240,17 @@ mod tests {
         let index = Edits { id_strategy: DeviceIdStrategy::Index, ..Edits::default() };
         let got = response(&grant, &ledger(), &index);
         assert_eq!(got.envs["NVIDIA_VISIBLE_DEVICES"], "0,1");
-        assert!(got.mounts.is_empty() && got.devices.is_empty() && got.annotations.is_empty());
+        assert!(got.mounts.is_empty() && got.devices.is_empty());
+    }
+
+    #[test]
+    fn the_annotation_has_the_allocation_and_the_memory_of_each_part() {
+        let mut grant = allocation("nvidia.com/gpu.shared", &["GPU-8::0", "GPU-9::1"]);
+        let annotations = |grant: &Allocation| response(grant, &ledger(), &Edits::default()).annotations;
+        let of = |text: &str| [("berth.dev/grant.nvidia.com_gpu.shared".to_owned(), text.to_owned())].into();
+        assert_eq!(annotations(&grant), of("000000ab-7 GPU-8 GPU-9"));
+        grant.decision.limits.memory_mib = Some(4096);
+        assert_eq!(annotations(&grant), of("000000ab-7 GPU-8=4096 GPU-9=4096"));
     }
 
     #[test]

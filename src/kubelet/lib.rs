@@ -19,6 +19,7 @@
 
 pub mod checkpoint;
 mod connections;
+mod container_ends;
 mod convert;
 mod device_list;
 mod device_nodes;

@@ -5,6 +5,7 @@
 //! before the pass may still contain ended pods.
 
 use super::checkpoint::{self, Checkpoint, CheckpointError};
+use super::container_ends::ContainerEnds;
 use super::device_list::DeviceLists;
 use super::disputes::Disputes;
 use super::folder::{FileId, FolderState, checkpoint_id};
@@ -199,6 +200,7 @@ impl Reconciler {
         let mut folder_state = self.folder_state.clone();
         let mut disputes = Disputes::default();
         let mut ledger = self.kernel.watch();
+        let mut container_ends = ContainerEnds::default();
         let mut next_list = Instant::now();
         let mut next_quick = Instant::now();
         let mut is_idle = false;
@@ -209,13 +211,22 @@ impl Reconciler {
                     is_idle = self.is_idle(&disputes);
                     next_list = self.next_list(is_idle);
                 }
-                changed = ledger.changed(), if is_idle => {
+                changed = ledger.changed() => {
                     if changed.is_err() {
                         return;
                     }
-                    is_idle = self.is_idle(&disputes);
-                    if !is_idle {
-                        next_list = self.next_list(is_idle);
+                    container_ends.update(&ledger.borrow_and_update(), Instant::now());
+                    if is_idle {
+                        is_idle = self.is_idle(&disputes);
+                        if !is_idle {
+                            next_list = self.next_list(is_idle);
+                        }
+                    }
+                }
+                () = container_ends.due() => {
+                    container_ends.count_pass(&self.kernel.snapshot());
+                    if let Err(error) = self.run_pass().await {
+                        tracing::warn!(%error, "reconciling allocations with the kubelet failed");
                     }
                 }
                 changed = folder_state.changed() => {

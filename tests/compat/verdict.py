@@ -8,6 +8,8 @@ from outcome import Outcome
 
 #: Berth's own variables, beside NVIDIA's: the allocation's id and its limits.
 OWN = "BERTH_"
+#: The grant, for `berth guard`.
+OWN_ANNOTATION = "berth.dev/"
 #: Each program names CDI devices after a specification that it writes itself; Berth takes nvidia-ctk's where there is one.
 CDI_KINDS = ("k8s.device-plugin.nvidia.com/gpu=", "nvidia.com/gpu=", "berth/gpu=")
 #: Berth's value of NVIDIA_VISIBLE_DEVICES with CDI strategies alone, so that a runtime without CDI does not give a container
@@ -70,15 +72,16 @@ def normal(answer: dict | str) -> dict | str:
     """Without what is each program's own: keys of annotations have random ends, lists of nodes no order and repeats."""
     if isinstance(answer, str):
         return answer
+    annotations = {key: value for key, value in answer["annotations"].items() if not key.startswith(OWN_ANNOTATION)}
     return {
         "envs": {
             key: listed(key, value)
             for key, value in answer["envs"].items()
-            if not key.startswith(OWN) and not (value == NO_DEVICES and (answer["cdi"] or answer["annotations"]))
+            if not key.startswith(OWN) and not (value == NO_DEVICES and (answer["cdi"] or annotations))
         },
         "mounts": sorted(answer["mounts"]),
         "devices": sorted(map(list, {tuple(device) for device in answer["devices"]})),
-        "annotations": {key.rpartition("/")[0]: names(value.split(",")) for key, value in answer["annotations"].items()},
+        "annotations": {key.rpartition("/")[0]: names(value.split(",")) for key, value in annotations.items()},
         "cdi": names(answer["cdi"]),
     }
 

@@ -47,6 +47,11 @@ class Bench:
             self.node.running(pod)
             self.running.append(pod)
 
+    def start_known(self, pod: Pod) -> None:
+        """Waits until a pod that was already created runs."""
+        self.node.running(pod)
+        self.running.append(pod)
+
     def allocation(self, pod: Pod, container: str) -> Allocation:
         """The one live allocation whose holder is that container, by names and UID."""
         wanted = tuple(self.node.status(pod)["metadata"][key] for key in ("namespace", "name"))

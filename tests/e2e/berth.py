@@ -15,7 +15,7 @@ import machine
 import process
 from gpus import FakeGpus
 from kubelet import NODE_NAME, healthy
-from places import CDI_SPECS, CONTAINERD_CONFIG, KUBELET, LIB, OTHER_KUBELET_ROOT, RUN
+from places import CDI_SPECS, CONTAINERD_CONFIG, GUARD_SOCKET, KUBELET, LIB, NRI_SOCKET, OTHER_KUBELET_ROOT, RUN
 from say import TestError, until
 
 WHOLE = "nvidia.com/gpu"
@@ -196,6 +196,14 @@ class Berth:
             raise TestError(f"{command}: exit {code}, and 1 was expected: {said.strip()[-800:]}")
         return said
 
+    def guard(self, log: Path) -> process.Process:
+        """`berth guard` with the settings of this daemon."""
+        return process.Process("berth guard", [self._binary, "guard", "--config", _CONFIG], log)
+
+    def guard_status(self) -> dict:
+        """The guard as the API shows it."""
+        return self.node()["guard"]
+
     def cli_process(self, log: Path, *args: str) -> process.Process:
         """The same as a process that goes on beside the test."""
         return process.Process(f"berth {args[0]} {args[1]}", [self._binary, *args], log, _CLIENT)
@@ -337,6 +345,7 @@ def _settings(setup: Setup, nvml_library: Path) -> dict:
         "gpus": "nvml",
         "nvmlLibrary": str(nvml_library),
         "adminListen": ADMIN,
+        "guard": {"socket": str(GUARD_SOCKET), "nriSocket": str(NRI_SOCKET)},
     }
     if setup.other_root:
         settings["kubeletRootDir"] = str(OTHER_KUBELET_ROOT)

@@ -10,7 +10,7 @@ from pathlib import Path
 import images
 import process
 from gomodule import GoModule
-from places import CDI_SPECS, CONTAINERD_CONFIG, CONTAINERD_DROP_INS, CONTAINERD_SOCKET, LIB, RUN
+from places import CDI_SPECS, CONTAINERD_CONFIG, CONTAINERD_DROP_INS, CONTAINERD_SOCKET, LIB, NRI_SOCKET, RUN
 from say import TestError, until
 
 #: A containerd of version 2, for machines whose package is older.
@@ -130,6 +130,12 @@ state = "{RUN}/containerd"
 
 [plugins."io.containerd.internal.v1.opt"]
   path = "{LIB}/opt"
+
+[plugins."io.containerd.nri.v1.nri"]
+  disable = false
+  socket_path = "{NRI_SOCKET}"
+  plugin_path = "{RUN}/nri/plugins"
+  plugin_config_path = "{RUN}/nri/conf.d"
 
 [{cri}]
   sandbox_image = "{images.PAUSE}"

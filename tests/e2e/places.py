@@ -29,6 +29,9 @@ LOCK = Path("/run/berth-e2e.lock")
 CONTAINERD_CONFIG = RUN / "containerd.toml"
 CONTAINERD_DROP_INS = RUN / "containerd.d"
 CONTAINERD_SOCKET = RUN / "containerd.sock"
+#: Where plugins of the runtime connect to containerd.
+NRI_SOCKET = RUN / "nri.sock"
+GUARD_SOCKET = RUN / "guard.sock"
 MANIFESTS = RUN / "manifests"
 PODS = RUN / "pods"
 CDI_SPECS = RUN / "cdi"

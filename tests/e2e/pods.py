@@ -44,19 +44,21 @@ exit $code
 
 
 class Container:
-    """One container: its name, the extended resources that it asks for, and shell lines to run before its heartbeat."""
+    """One container: its name, the extended resources that it asks for, shell lines to run before its heartbeat, and
+    variables that it sets itself."""
 
-    def __init__(self, name: str, resources: dict[str, int], extra: str = "") -> None:
+    def __init__(self, name: str, resources: dict[str, int], extra: str = "", env: dict[str, str] | None = None) -> None:
         self.name = name
         self.resources = resources
         self.extra = extra
+        self.env = env or {}
 
 
 class Pod:
     """One pod. Its `name` and `uid` are final once it is handed over: an API server gives a UID of its own.
 
     An init container waits until `release` is called with its name. `restart` is the pod's restartPolicy. `on`:
-    labels that its node must have, by nodeAffinity.
+    labels that its node must have, by nodeAffinity. `grace`: its terminationGracePeriodSeconds.
     """
 
     def __init__(
@@ -67,6 +69,8 @@ class Pod:
         restart: str = "Always",
         labels: dict[str, str] | None = None,
         on: dict[str, str] | None = None,
+        annotations: dict[str, str] | None = None,
+        grace: int = 2,
     ) -> None:
         self.short_name = name
         self.name = name
@@ -75,6 +79,8 @@ class Pod:
         self.restart = restart
         self.labels = labels or {}
         self.on = on or {}
+        self.annotations = annotations or {}
+        self.grace = grace
         # As the kubelet makes one of a static pod: 32 hex digits, without dashes.
         self.uid = uuid.uuid4().hex
         self.folder = PODS / self.uid
@@ -135,13 +141,14 @@ class Pod:
                     "namespace": NAMESPACE,
                     "uid": self.uid,
                     "labels": self.labels,
+                    "annotations": self.annotations,
                 },
                 "spec": {
                     "hostNetwork": True,
                     "dnsPolicy": "Default",
                     "automountServiceAccountToken": False,
                     "enableServiceLinks": False,
-                    "terminationGracePeriodSeconds": 2,
+                    "terminationGracePeriodSeconds": self.grace,
                     "restartPolicy": self.restart,
                     **({"affinity": {"nodeAffinity": self._node_affinity()}} if self.on else {}),
                     "initContainers": [self._container(c, _INIT_SHELL) for c in self.init],
@@ -165,7 +172,10 @@ class Pod:
             "image": images.BUSYBOX,
             "imagePullPolicy": "Never",
             "command": ["/bin/sh", "-c", script],
-            "env": [{"name": _UID, "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}}],
+            "env": [
+                {"name": _UID, "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}},
+                *({"name": name, "value": value} for name, value in container.env.items()),
+            ],
             "resources": {"limits": amounts, "requests": amounts},
             "volumeMounts": [{"name": "e2e", "mountPath": "/e2e"}],
         }

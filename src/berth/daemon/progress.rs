@@ -4,6 +4,7 @@ use berth_admin::{NodeFacts, StartStep};
 use berth_cluster::{ApiServer, ApiServerStatus};
 use berth_config::Config;
 use berth_core::next_beat;
+use berth_guard::GuardStatus;
 use berth_kubelet::Registrations;
 use berth_observe::counters::Counters;
 use parking_lot::Mutex;
@@ -21,6 +22,7 @@ pub(super) struct Progress {
     facts: Mutex<NodeFacts>,
     registrations: Mutex<Option<watch::Receiver<Registrations>>>,
     cluster: Mutex<Option<watch::Receiver<ApiServerStatus>>>,
+    guard: Mutex<Option<watch::Receiver<GuardStatus>>>,
 }
 
 impl Progress {
@@ -57,6 +59,16 @@ impl Progress {
                 }
             };
         }
+        if let Some(status) = self.guard.lock().as_ref() {
+            let GuardStatus { is_connected, version, runtime, why } = status.borrow().clone();
+            let known = |text: String| Some(text).filter(|text| !text.is_empty());
+            facts.guard = Some(berth_api::Guard {
+                connected: is_connected,
+                version: known(version),
+                runtime: known(runtime),
+                why: known(why),
+            });
+        }
         facts
     }
 
@@ -68,6 +80,11 @@ impl Progress {
     /// Sets the channel with the state of the connection to the API server.
     pub(super) fn set_cluster_status(&self, status: watch::Receiver<ApiServerStatus>) {
         *self.cluster.lock() = Some(status);
+    }
+
+    /// Sets the channel with the state of the guard.
+    pub(super) fn set_guard_status(&self, status: watch::Receiver<GuardStatus>) {
+        *self.guard.lock() = Some(status);
     }
 
     /// Sets the channel with the state of the registrations.

@@ -17,6 +17,7 @@ use berth_core::policies::PolicyLoader;
 use berth_core::transition_log;
 use berth_core::transition_stream::{Batches, TransitionStream};
 use berth_core::{ActivateError, FileStack, GpuWatch, InventoryScanner, KernelHandle, SystemClock};
+use berth_guard::GuardStatus;
 use berth_kernel::hardware::gpu::Inventory;
 use berth_kernel::node::ports::{Gpus, GpusError, StoreError};
 use berth_kernel::node::refusal::Refusal;
@@ -28,6 +29,7 @@ use std::net::SocketAddr;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::watch;
 use tokio::task::{JoinError, JoinSet};
 
 /// The longest time of opening the store. The largest one (a copy and a read of about 60 MiB) takes under 1 s on a slow
@@ -104,6 +106,7 @@ impl Starting {
         base.show_loaded(&[]);
         base.tasks.spawn(progress::run_heartbeat(Arc::clone(base.kernel().counters())));
         let cluster = base.start_cluster(published);
+        base.follow_guard();
         let mut starting = Self { base, api, gpu_search, cluster, stored };
         if let Err(error) = starting.base.load_policies().await {
             Box::pin(starting.stop()).await;
@@ -304,6 +307,14 @@ impl Base {
         let cluster = berth_cluster::start(settings, self.kernel().clone(), batches);
         self.progress.set_cluster_status(cluster.link());
         cluster
+    }
+
+    fn follow_guard(&mut self) {
+        let (sender, status) = watch::channel(GuardStatus::default());
+        let (socket, kernel) = (self.config.guard.socket.clone(), self.kernel().clone());
+        let has_pods_source = self.config.cluster.api_server != ApiServer::Off;
+        self.tasks.spawn(berth_guard::follow(socket, kernel, has_pods_source, sender));
+        self.progress.set_guard_status(status);
     }
 
     fn start_labels(&mut self) {

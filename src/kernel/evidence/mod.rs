@@ -1,4 +1,5 @@
-//! What shows that a pod holds an allocation, and that it does not any more: the kubelet, the pods, the processes.
+//! What shows that a pod holds an allocation, and that it does not any more: the kubelet, the pods,
+//! the container runtime, the processes.
 
 pub mod attribution;
 mod device_plugin;
@@ -8,4 +9,5 @@ pub mod pods;
 pub mod process_scan;
 pub mod reconcile;
 pub mod running;
+pub mod runtime;
 pub mod sighting;

@@ -77,7 +77,7 @@ pub fn limits(ledger: &Ledger, allocation: &Allocation, has_mps: bool) -> Option
 }
 
 /// The limits of the decision, which hold on each part, combined with what the devices take of this part.
-fn limits_of(ledger: &Ledger, allocation: &Allocation, part: &PartId) -> Limits {
+pub(crate) fn limits_of(ledger: &Ledger, allocation: &Allocation, part: &PartId) -> Limits {
     let decided = allocation.decision.limits;
     let Some(state) = ledger.part(part).filter(|_| allocation.ended.is_none()) else {
         return decided;

@@ -9,6 +9,7 @@
 use crate::evidence::device_plugin::{Evidence, Sources};
 use crate::evidence::kubelet_view::{CheckpointEntry, ReconcileView};
 use crate::evidence::pods::PodState;
+use crate::evidence::runtime::RuntimeState;
 use crate::evidence::sighting::{BlockedEnds, Sighting};
 use crate::grants::allocation::{Allocation, Decision, EndReason, Holder};
 use crate::ids::names::{AllocationId, DeviceId, Resource};
@@ -104,7 +105,8 @@ impl<'a> Pass<'a> {
             self.plan.settled.push(id);
         }
         let may_be_superseded = allocation.overlapped && view.fresh && began_after_grant && !evidence.by_id;
-        if may_be_superseded && evidence.under_another_pod {
+        let has_container = ledger.runtime_state_of(allocation) == RuntimeState::Exists;
+        if may_be_superseded && evidence.under_another_pod && !has_container {
             self.plan.ended.push((id, EndReason::Superseded));
         } else {
             let end = || (id, end_reason(allocation, &evidence, view));
@@ -175,19 +177,39 @@ impl<'a> Pass<'a> {
     /// without having finished was force-deleted, and the kubelet forgets it before its containers end: its allocation
     /// ends after two passes, without settling times. Without a checkpoint a finished or gone pod ends an allocation
     /// after the settling times and two passes.
+    ///
+    /// An allocation also stays while the container runtime shows its container, unless newer allocations give its pod
+    /// the same devices: a pod that was deleted by force is forgotten by all other sources while its container runs. If
+    /// the runtime showed the container and the sandbox end, one pass in which the kubelet's sources agree ends the
+    /// allocation. Only the kubelet's settling time counts then, since a kubelet that restarts has not read all of its
+    /// pods.
     fn judge(&self, allocation: &Allocation, evidence: &Evidence, sighting: &Sighting) -> Outcome {
         let (view, timing, at) = (self.view, self.timing, self.at);
+        let runtime_state = self.ledger.runtime_state_of(allocation);
+        let is_replaced = evidence.reissued && self.sources.newest_shares_pod(self.ledger, allocation);
+        if runtime_state == RuntimeState::Exists && !is_replaced {
+            return Outcome::Alive;
+        }
         // `List` must have answered in either case: it shows that the kubelet has loaded its pods.
         if view.list.is_none() || !evidence.is_gone {
             return Outcome::Kept;
         }
-        let settled = view.kubelet.is_some_and(|k| at.passed(k.created_mono_ms, timing.kubelet_settle_ms))
-            && at.passed(sighting.since_mono_ms, timing.reply_settle_ms);
+        let is_kubelet_settled =
+            view.kubelet.is_some_and(|k| at.passed(k.created_mono_ms, timing.kubelet_settle_ms));
+        let settled = is_kubelet_settled && at.passed(sighting.since_mono_ms, timing.reply_settle_ms);
         let readable = view.checkpoint.is_some();
         let began_after_grant = view.began_mono_ms > sighting.since_mono_ms;
         match self.ledger.pod_state_of(allocation) {
             PodState::Alive if !evidence.reissued => Outcome::Alive,
             PodState::Over if view.fresh && readable && began_after_grant => Outcome::Over,
+            _ if runtime_state == RuntimeState::Gone
+                && is_kubelet_settled
+                && view.fresh
+                && readable
+                && began_after_grant =>
+            {
+                Outcome::Over
+            }
             PodState::Gone if view.fresh && readable && began_after_grant => Outcome::Missed,
             PodState::Over | PodState::Gone if !readable && settled => Outcome::Missed,
             _ if view.fresh && readable && settled => Outcome::Missed,
@@ -200,9 +222,9 @@ impl<'a> Pass<'a> {
 enum Outcome {
     /// There is no sufficient evidence that it ended.
     Kept,
-    /// Neither source of the kubelet shows it, but its pod is alive.
+    /// Its pod is alive or its container exists, whatever the kubelet's sources show.
     Alive,
-    /// Its pod is over and the kubelet has released it: it ends now.
+    /// Its pod is over, or its container and its sandbox are gone, and the kubelet has released it: it ends now.
     Over,
     /// Missed by this pass. Two misses end it.
     Missed,

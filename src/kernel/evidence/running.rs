@@ -3,6 +3,7 @@
 
 use crate::evidence::attribution::{Attribution, attribute_process};
 use crate::evidence::pods::PodState;
+use crate::evidence::runtime::RuntimeState;
 use crate::evidence::sighting::RunningSource;
 use crate::grants::allocation::Allocation;
 use crate::ids::time::Now;
@@ -32,6 +33,9 @@ pub fn running_sources(ledger: &Ledger, allocation: &Allocation, now: Now) -> Ve
     }
     if let Some(view) = ledger.pods.as_ref().filter(|_| pod_state == PodState::Alive) {
         found.push(RunningSource::Pods(view.source));
+    }
+    if ledger.runtime_state_of(allocation) == RuntimeState::Exists {
+        found.push(RunningSource::Runtime);
     }
     let pids = pids(ledger, allocation);
     if !pids.is_empty() {

@@ -39,6 +39,8 @@ pub struct Sighting {
     pub init_container_mono_ms: Option<u64>,
     /// Whether the newest fresh checkpoint contained one of its devices under another pod as well.
     pub contested: bool,
+    /// The run of the guard that last saw its container, with its cgroup if it runs.
+    pub seen_by_guard_run: Option<u64>,
 }
 
 impl Sighting {
@@ -91,6 +93,8 @@ pub enum RunningSource {
     Checkpoint,
     /// The API server or the kubelet's Pods API shows the pod alive.
     Pods(PodsSource),
+    /// The guard shows its container: the container runtime has it, or its cgroup has processes.
+    Runtime,
     /// Its pod has processes with these ids on its GPUs.
     Processes(Vec<u32>),
 }
@@ -111,6 +115,7 @@ impl fmt::Display for RunningSource {
             Self::Checkpoint => write!(f, "the kubelet's checkpoint shows it"),
             Self::Pods(PodsSource::ApiServer) => write!(f, "the API server shows its pod"),
             Self::Pods(PodsSource::Kubelet) => write!(f, "the kubelet's Pods API shows its pod"),
+            Self::Runtime => write!(f, "the guard shows that its container exists"),
             Self::Processes(pids) => {
                 let shown: Vec<_> = pids.iter().take(PIDS_SHOWN_MAX).map(ToString::to_string).collect();
                 write!(f, "processes of its pod are on the GPU: {}", shown.join(" "))?;

@@ -2,6 +2,7 @@
 
 use crate::evidence::pods::PodState;
 use crate::evidence::reconcile::{end_changes, reset_breaker};
+use crate::evidence::runtime::RuntimeState;
 use crate::grants::allocation::{Allocation, Decision, EndReason, Holder, LIVE_ALLOCATIONS_MAX};
 use crate::grants::pod_candidates::candidates;
 use crate::ids::names::{AllocationId, DeviceId, PartId};
@@ -283,9 +284,11 @@ fn newer_on<'l>(
         .take_while(|holder| *holder != allocation.id)
 }
 
-/// Whether the pods source, the kubelet when it was last read, or the processes on its GPUs show the record's pod.
+/// Whether the pods source, the container runtime, the kubelet when it was last read, or the processes on its GPUs show
+/// the record's pod.
 fn is_shown_running(ledger: &Ledger, allocation: &Allocation) -> bool {
     ledger.pod_state_of(allocation) == PodState::Alive
+        || ledger.runtime_state_of(allocation) == RuntimeState::Exists
         || ledger.sightings.get(&allocation.id).is_some_and(|sighting| sighting.named)
         || has_process(ledger, allocation)
 }

@@ -2,6 +2,7 @@
 
 pub mod allocate;
 pub mod allocation;
+pub mod annotation;
 pub mod contested;
 pub mod gpu_holders;
 pub mod history;

@@ -3,6 +3,7 @@
 use crate::drain::eviction::EvictionRecord;
 use crate::drain::marks::{Empty, Marks};
 use crate::evidence::pods::PodsView;
+use crate::evidence::runtime::RuntimeView;
 use crate::evidence::sighting::{BlockedEnds, Sighting};
 use crate::grants::allocation::{Allocation, EndReason, Holder};
 use crate::hardware::device_access::DeviceAccess;
@@ -131,6 +132,8 @@ pub enum Change {
     BlockedEndsChanged(Option<Arc<BlockedEnds>>),
     /// The view of the node's pods changed.
     PodsSeen(Arc<PodsView>),
+    /// The container runtime showed other containers or sandboxes.
+    RuntimeSeen(Arc<RuntimeView>),
     /// The newest eviction attempts, by pod UID.
     EvictionsUpdated(Arc<BTreeMap<String, EvictionRecord>>),
     /// A live allocation was seen under a kubelet.sock created at this time, milliseconds since 1970; see
@@ -189,6 +192,7 @@ impl Change {
             | Self::SightingsUpdated { .. }
             | Self::BlockedEndsChanged(_)
             | Self::PodsSeen(_)
+            | Self::RuntimeSeen(_)
             | Self::EvictionsUpdated(_)
             | Self::DeviceAccessChanged(_)
             | Self::RulesChanged(_)

@@ -4,6 +4,7 @@ use crate::drain::eviction::{EvictionOutcome, EvictionRequest};
 use crate::drain::marks::{Author, Order, Owners};
 use crate::evidence::kubelet_view::ReconcileView;
 use crate::evidence::pods::PodsView;
+use crate::evidence::runtime::RuntimeView;
 use crate::hardware::device_access::DeviceAccess;
 use crate::hardware::gpu::Inventory;
 use crate::hardware::judgement::TriagedReading;
@@ -44,6 +45,8 @@ pub enum Command {
     Reconcile(ReconcileView),
     /// A source's view of all pods of this node.
     Pods(PodsView),
+    /// What the container runtime shows of the containers that hold allocations.
+    SeeContainers(RuntimeView),
     /// Whether devices can be passed to containers.
     SetDeviceAccess(DeviceAccess),
     /// An operator cordons a GPU. Legal in any state; a second cordon of the same owner keeps the start time and
@@ -175,6 +178,7 @@ impl Command {
             Self::Offer(_) => "offer",
             Self::Reconcile(_) => "reconcile",
             Self::Pods(_) => "pods",
+            Self::SeeContainers(_) => "seeContainers",
             Self::SetDeviceAccess(_) => "setDeviceAccess",
             Self::Cordon { .. } => "cordon",
             Self::Drain { .. } => "drain",

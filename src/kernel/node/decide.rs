@@ -4,7 +4,7 @@ use crate::drain::eviction_plan;
 use crate::drain::marks::{Marks, TooManyMarks};
 use crate::evidence::pods::PodsView;
 use crate::evidence::reconcile::reset_breaker;
-use crate::evidence::{reconcile, running};
+use crate::evidence::{reconcile, running, runtime};
 use crate::grants::allocate;
 use crate::grants::allocation::EndReason;
 use crate::hardware::device_access::DeviceAccess;
@@ -42,6 +42,7 @@ pub fn decide(ledger: &Ledger, command: &Command, now: Now) -> Verdict {
         Command::Offer(offers) => apply_offers(ledger, offers, now),
         Command::Reconcile(view) => Ok(reconcile::changes(ledger, view, now)),
         Command::Pods(view) => Ok(update_pods(ledger, view)),
+        Command::SeeContainers(view) => Ok(runtime::see_containers(ledger, view)),
         Command::SetDeviceAccess(device_access) => Ok(set_device_access(ledger, device_access)),
         Command::RecordEviction { ask, outcome } => {
             Ok(eviction_plan::record_outcome(ledger, ask, outcome, now))

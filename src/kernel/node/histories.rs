@@ -3,6 +3,7 @@
 //! A small model of the kubelet tracks which pod really holds which devices. The sources' views are taken
 //! from the model: they may be stale, partial or missing, but never wrong.
 
+mod containers;
 mod ends;
 pub(crate) mod held;
 mod op;
@@ -15,7 +16,7 @@ use crate::ids::names::{AllocationId, DeviceId};
 use crate::node::command::Command;
 use crate::sharing::offer::PartOffer;
 use held::Held;
-use op::{Op, PodsUpdate};
+use op::{Op, PodsUpdate, RuntimeUpdate};
 use proptest::prelude::*;
 use world::{MIG, PARTS, World, gpu, part_id, resource, shape};
 
@@ -53,6 +54,12 @@ fn op() -> impl Strategy<Value = Op> {
         2 => (any::<usize>(), prop::bool::weighted(0.25)).prop_map(|(which, force)| Op::Delete { which, force }),
         1 => any::<usize>().prop_map(|which| Op::LoseFromCheckpoint { which }),
         2 => (any::<usize>(), 0usize..4).prop_map(|(which, outcome)| Op::Evict { which, outcome }),
+        2 => any::<usize>().prop_map(|which| Op::Linger { which }),
+        1 => Just(Op::EndLingering),
+        8 => prop_oneof![
+            6 => prop_oneof![Just(0usize), any::<usize>()].prop_map(|exited| RuntimeUpdate::Whole { exited }),
+            1 => Just(RuntimeUpdate::Away), 1 => Just(RuntimeUpdate::GuardRestarted),
+        ].prop_map(Op::Runtime),
         2 => prop::bool::weighted(0.3).prop_map(|host| Op::ScanProcesses { host }),
         2 => prop_oneof![3 => Just((1 << PARTS) - 1), 1 => 0usize..1 << PARTS].prop_map(|mask| Op::NameParts { mask }),
     ]
@@ -85,6 +92,7 @@ proptest! {
         world.pods.clear();
         world.stale.clear();
         world.sources.lost_from_checkpoint.clear();
+        world.sources.lingering.clear();
         settle(&mut world);
         let left = world.not_of_running_names();
         prop_assert!(world.ledger.ends_withheld.is_some() || left.is_empty(), "left behind: {left:?}");
@@ -95,6 +103,7 @@ proptest! {
 fn settle(world: &mut World) {
     world.step(&Op::WriteStatus);
     world.step(&Op::Pods(PodsUpdate::List));
+    world.step(&Op::Runtime(RuntimeUpdate::Whole { exited: 0 }));
     for _ in 0..3 {
         world.step(&Op::Wait { ms: 31_000 });
         world.step(&Op::Reconcile { list: true, checkpoint: true, fresh: true });

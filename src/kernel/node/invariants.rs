@@ -2,7 +2,9 @@
 //! ([`crate::node::histories`]) check them after every step. I8 and I9 concern policies' answers: see the
 //! stack's tests. I7 is checked where a history requests again what a pod holds.
 
+use crate::evidence::kubelet_view::ReconcileView;
 use crate::evidence::pods::PodState;
+use crate::evidence::runtime::RuntimeState;
 use crate::grants::allocate::RECORDS_PER_DEVICE;
 use crate::grants::allocation::{Allocation, EndReason};
 use crate::grants::history::HistoryLimit;
@@ -201,7 +203,8 @@ pub(crate) fn i6_a_grant_ends_only_allocations_that_newer_ones_replace(
             let held = newer.iter().any(|id| after.live.contains_key(id));
             assert!(held || request.devices.contains(device), "I6: {device} became free with {id}");
         }
-        let alive = before.pod_state_of(ended) == PodState::Alive;
+        let alive = before.pod_state_of(ended) == PodState::Alive
+            || before.runtime_state_of(ended) == RuntimeState::Exists;
         let same_pod = |a: &Allocation| match (&a.holder.pod_uid, &ended.holder.pod_uid) {
             (Some(a), Some(b)) => a == b,
             _ => a.holder.pod.is_some() && a.holder.pod == ended.holder.pod,
@@ -219,6 +222,49 @@ pub(crate) fn i6_a_grant_ends_only_allocations_that_newer_ones_replace(
         let newer = newer(after, allocation);
         let old = newer.iter().all(|n| !n.is_empty()) && newer.iter().any(|n| n.len() >= RECORDS_PER_DEVICE);
         assert!(!old || !allocation.holder.is_unknown(), "I6: {id} was not superseded");
+    }
+}
+
+/// I6: a pass ends no allocation whose container the runtime shows, unless newer allocations give its pod the same
+/// devices. One pass is enough only if the runtime showed container and sandbox end, while the kubelet had settled and
+/// its sources were read.
+pub(crate) fn i6_ends_agree_with_the_container_runtime(
+    before: &Ledger,
+    after: &Ledger,
+    pass: &ReconcileView,
+    entry: &Entry,
+) {
+    for change in &entry.changes {
+        let Change::Ended { id, reason } = change else { continue };
+        let ended = &before.live[id];
+        let runtime = before.runtime.as_ref().filter(|view| view.is_whole);
+        if runtime.is_some_and(|view| view.container_of(ended).is_some()) {
+            let is_of_pod = |id: &AllocationId| {
+                after.live.get(id).is_some_and(|a| a.holder.pod_uid == ended.holder.pod_uid)
+            };
+            let has_newer = |device| after.holders_of(&ended.resource, device).iter().any(is_of_pod);
+            assert!(
+                ended.devices.iter().all(has_newer),
+                "I6: {id} ended as {reason:?} and its container exists"
+            );
+        }
+        let sighting = before.sightings[id];
+        let was_missed = sighting.missed_mono_ms.is_some();
+        if was_missed || *reason == EndReason::Superseded || before.pod_state_of(ended) == PodState::Over {
+            continue;
+        }
+        let view =
+            runtime.unwrap_or_else(|| panic!("I6: {id} ended in one pass without a view of the runtime"));
+        assert_eq!(sighting.seen_by_guard_run, Some(view.guard_run), "I6: {id} was not seen by this guard");
+        let uid = ended.holder.pod_uid.as_ref().unwrap();
+        assert!(!view.pods.contains(uid), "I6: {id} ended in one pass and its sandbox runs");
+        let is_kubelet_settled = pass.kubelet.is_some_and(|kubelet| {
+            pass.began_mono_ms >= kubelet.created_mono_ms + before.rules.timing.kubelet_settle_ms
+        });
+        assert!(
+            is_kubelet_settled && pass.fresh && pass.checkpoint.is_some() && pass.list.is_some(),
+            "I6: {id}"
+        );
     }
 }
 

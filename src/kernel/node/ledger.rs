@@ -6,6 +6,7 @@
 use crate::drain::eviction::EvictionRecord;
 use crate::drain::marks::{Drain, Empty, Marks};
 use crate::evidence::pods::{PodState, PodsView};
+use crate::evidence::runtime::RuntimeView;
 use crate::evidence::sighting::{BlockedEnds, Sighting};
 use crate::grants::allocation::{Allocation, End, EndReason, Holder};
 use crate::grants::history::History;
@@ -87,6 +88,8 @@ pub struct Ledger {
     pub sightings: Arc<BTreeMap<AllocationId, Sighting>>,
     /// The pods of this node, if a source lists them.
     pub pods: Option<Arc<PodsView>>,
+    /// What the container runtime shows, if the guard has connected once.
+    pub runtime: Option<Arc<RuntimeView>>,
     /// Evictions requested for GPUs that are being drained, by pod UID.
     pub evictions: Arc<BTreeMap<String, EvictionRecord>>,
     /// Why no allocation may end at present: all vanished across a kubelet restart.
@@ -369,6 +372,7 @@ impl Ledger {
             }
             Change::BlockedEndsChanged(blocked_ends) => self.blocked_ends.clone_from(blocked_ends),
             Change::PodsSeen(view) => self.pods = Some(Arc::clone(view)),
+            Change::RuntimeSeen(view) => self.see_containers(view),
             Change::RulesChanged(rules) => self.rules = Arc::clone(rules),
             Change::DeviceAccessChanged(device_access) => self.device_access = Arc::clone(device_access),
             Change::EvictionsUpdated(evictions) => self.evictions = Arc::clone(evictions),
@@ -464,6 +468,22 @@ impl Ledger {
         }
         let end = End { reason, wall_ms: at.wall_ms };
         Arc::make_mut(&mut self.ended).push(&allocation, end);
+    }
+
+    /// Takes over the runtime's view, and records which containers this run of the guard has seen.
+    fn see_containers(&mut self, view: &Arc<RuntimeView>) {
+        let live = Arc::clone(&self.live);
+        for allocation in view.containers.keys().filter_map(|id| live.get(id)) {
+            let Some(container) = view.container_of(allocation) else { continue };
+            let run = container.is_traced.then_some(view.guard_run);
+            let is_recorded =
+                self.sightings.get(&allocation.id).is_some_and(|sighting| sighting.seen_by_guard_run == run);
+            if !is_recorded && let Some(sighting) = Arc::make_mut(&mut self.sightings).get_mut(&allocation.id)
+            {
+                sighting.seen_by_guard_run = run;
+            }
+        }
+        self.runtime = Some(Arc::clone(view));
     }
 
     fn with_part(&mut self, id: &PartId, change: impl FnOnce(&mut PartState)) {

@@ -260,6 +260,7 @@ fn add_keys(change: &Change, before: &Ledger, next: &Ledger, keys: &mut BTreeSet
         | Change::ProcessesSeen(_)
         | Change::BlockedEndsChanged(_)
         | Change::PodsSeen(_)
+        | Change::RuntimeSeen(_)
         | Change::EvictionsUpdated(_)
         | Change::DeviceAccessChanged(_)
         | Change::RulesChanged(_)

@@ -125,6 +125,7 @@ pub fn carry_over(mut restored: Ledger, old: &Ledger) -> Ledger {
     restored.device_access = Arc::clone(&old.device_access);
     restored.blocked_ends.clone_from(&old.blocked_ends);
     restored.pods.clone_from(&old.pods);
+    restored.runtime.clone_from(&old.runtime);
     restored.evictions = Arc::clone(&old.evictions);
     for (id, state) in &mut restored.parts {
         let Some(before) = old.parts.get(id) else {

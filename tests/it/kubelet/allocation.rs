@@ -259,7 +259,8 @@ async fn several_ways_of_naming_devices_work_at_once() {
     }
     let uid = admitted.expect("one of 16 pods gets two GPUs");
     let view = node.kubelet.view(&uid, "main").unwrap();
-    assert_eq!(view.annotations.len(), 2);
+    // For each resource its CDI devices and its grant.
+    assert_eq!(view.annotations.len(), 4);
     assert_eq!(view.mounts.len(), 2);
     assert_eq!(view.cdi_devices.len(), 2);
     assert!(view.envs.contains_key("BERTH_ALLOCATION_ID_NVIDIA_COM_GPU"));

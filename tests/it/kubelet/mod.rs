@@ -3,6 +3,7 @@
 pub(crate) mod allocation;
 pub(crate) mod clients;
 pub(crate) mod floods;
+pub(crate) mod guard;
 pub(crate) mod pods_api;
 pub(crate) mod policies;
 pub(crate) mod reconcile;

@@ -11,6 +11,7 @@ pub(crate) mod client;
 pub(crate) mod files;
 pub(crate) mod gated_node;
 pub(crate) mod gpus;
+pub(crate) mod guard;
 pub(crate) mod guests;
 pub(crate) mod kept_compiler;
 pub(crate) mod kubelet_fakes;

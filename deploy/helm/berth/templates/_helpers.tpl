@@ -122,6 +122,14 @@ all others while it runs; a test compares this list with the daemon's. Files of 
 {{- /* Where the pods have what the admin API needs. */ -}}
 {{- define "berth.adminFolder" -}}/etc/berth-admin{{- end -}}
 {{- define "berth.socketFolder" -}}/run/berth{{- end -}}
+{{- /* Of the guard's objects. Not those of the daemon's: services, monitors and commands select the daemon's pods. */ -}}
+{{- define "berth.guardLabels" -}}
+app.kubernetes.io/name: {{ printf "%s-guard" (include "berth.name" .) | trunc 63 | quote }}
+app.kubernetes.io/instance: {{ printf "%s-guard" .Release.Name | trunc 63 | quote }}
+{{- end -}}
+
+{{- /* The folder of the socket between guard and daemon, on the host and in their pods, by `guard` of the file. */ -}}
+{{- define "berth.guardFolder" -}}{{ dir (default "/run/berth-guard/guard.sock" .socket) }}{{- end -}}
 {{- /* Where they have the files of config.map or config.name. */ -}}
 {{- define "berth.configsFolder" -}}/etc/berth-configs{{- end -}}
 

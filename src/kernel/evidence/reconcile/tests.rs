@@ -1,6 +1,7 @@
 //! Reconcile passes: the live allocations, what the sources show, and the effects.
 
 mod adoption;
+mod containers;
 mod ends;
 mod holders;
 mod pods;

@@ -43,6 +43,13 @@ pub(super) struct Sources {
     pub(super) force_deleted: BTreeSet<String>,
     /// Running pods whose devices the kubelet's checkpoint lost.
     pub(super) lost_from_checkpoint: Vec<Held>,
+    /// Containers that go on although the kubelet has forgotten their pod.
+    pub(super) lingering: Vec<Held>,
+    /// The guard's run.
+    pub(super) guard_run: u64,
+    /// The allocation in the annotation of each running container, by the pod's UID and the container's name: a
+    /// container keeps what it was created with.
+    pub(super) annotations: BTreeMap<(String, &'static str), AllocationId>,
     /// The daemon's view after its first list, lost when the daemon crashes.
     pub(super) view: Option<PodsView>,
     /// An earlier view, to be submitted again later.

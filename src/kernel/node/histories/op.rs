@@ -114,10 +114,28 @@ pub(super) enum Op {
     NameParts {
         mask: usize,
     },
+    /// A pod ends for the kubelet, and its containers go on.
+    Linger {
+        which: usize,
+    },
+    /// Containers that went on end.
+    EndLingering,
+    /// The guard sends what the container runtime shows.
+    Runtime(RuntimeUpdate),
     /// An inventory scan that shows the processes on the GPUs.
     ScanProcesses {
         host: bool,
     },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum RuntimeUpdate {
+    /// All containers but those at these positions, which have exited in their sandboxes.
+    Whole { exited: usize },
+    /// The guard has lost the runtime, or the daemon the guard.
+    Away,
+    /// The guard has been started again, and shows all containers.
+    GuardRestarted,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -18,7 +18,8 @@ use std::sync::Arc;
 
 impl World {
     pub(super) fn is_running(&self, uid: &str) -> bool {
-        let mut holders = self.pods.iter().chain(&self.sources.lost_from_checkpoint);
+        let sources = &self.sources;
+        let mut holders = self.pods.iter().chain(&sources.lost_from_checkpoint).chain(&sources.lingering);
         holders.any(|held| held.uid == uid) || self.without_gpu.iter().any(|(known, _)| known == uid)
     }
 

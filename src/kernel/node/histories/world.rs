@@ -18,8 +18,9 @@ use crate::node::invariants::{
     health_follows_from_judgements_of_active_policies, i1_no_two_pods_hold_one_device,
     i2_grants_never_exceed_a_part, i3_a_healthy_device_is_held_or_grantable,
     i4_nothing_new_on_a_gpu_that_grants_nothing, i5_the_store_restores_the_ledger,
-    i6_a_grant_ends_only_allocations_that_newer_ones_replace, i6_no_allocation_of_a_running_pod_ends,
-    i10_an_id_is_delisted_only_after_its_wait, i11_generation_grows_by_one, pruning_loses_nothing_that_lives,
+    i6_a_grant_ends_only_allocations_that_newer_ones_replace, i6_ends_agree_with_the_container_runtime,
+    i6_no_allocation_of_a_running_pod_ends, i10_an_id_is_delisted_only_after_its_wait,
+    i11_generation_grows_by_one, pruning_loses_nothing_that_lives,
 };
 use crate::node::ledger::Ledger;
 use crate::node::record::{Meta, Record, RecordKey, Write, health_records, health_writes, writes};
@@ -153,6 +154,9 @@ impl World {
         self.check_no_ended_allocation_returns(&before, &entry);
         i4_nothing_new_on_a_gpu_that_grants_nothing(&before, &entry, &self.pods);
         i6_a_grant_ends_only_allocations_that_newer_ones_replace(&before, &self.ledger, command, &entry);
+        if let Command::Reconcile(view) = command {
+            i6_ends_agree_with_the_container_runtime(&before, &self.ledger, view, &entry);
+        }
         i10_an_id_is_delisted_only_after_its_wait(&before, &self.ledger, &entry, self.now);
         self.check_state();
         refusal.map_or(Ok(entry), Err)
@@ -337,6 +341,9 @@ impl World {
                 .unwrap();
             }
             Op::Activate { entries } => self.activate(*entries),
+            Op::Linger { which } => self.linger(*which),
+            Op::EndLingering => self.sources.lingering.clear(),
+            Op::Runtime(update) => self.show_runtime(*update),
             Op::Stop { .. } => {}
         }
     }
@@ -355,7 +362,8 @@ impl World {
     }
 
     fn runs_under(&self, name: &str) -> bool {
-        let mut held = self.pods.iter().chain(&self.sources.lost_from_checkpoint);
+        let sources = &self.sources;
+        let mut held = self.pods.iter().chain(&sources.lost_from_checkpoint).chain(&sources.lingering);
         held.any(|held| held.name == name) || self.without_gpu.iter().any(|(_, known)| known == name)
     }
 

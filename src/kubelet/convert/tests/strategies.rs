@@ -41,7 +41,9 @@ fn every_combination_of_strategies_matches_nvidias_plugin() {
             let cdi = names.map(|name| format!("nvidia.com/gpu={name}"));
             let devices: Vec<_> = response.cdi_devices.iter().map(|device| device.name.clone()).collect();
             assert_eq!(devices, if has(CdiCri) { cdi.to_vec() } else { vec![] }, "{strategies:?}");
-            let annotations: Vec<_> = response.annotations.into_iter().collect();
+            let mut annotations = response.annotations;
+            annotations.remove("berth.dev/grant.nvidia.com_gpu").unwrap();
+            let annotations: Vec<_> = annotations.into_iter().collect();
             let annotation = ("cdi.k8s.io/berth_000000ab-7".to_owned(), cdi.join(","));
             let expected = if has(CdiAnnotations) { vec![annotation] } else { vec![] };
             assert_eq!(annotations, expected, "{strategies:?}");

@@ -89,6 +89,8 @@ impl Checks {
         let turn = Turn { before, after, cause, taken_in: *taken_in, true_ms: *true_ms };
         let pods = self.ends.pods(&turn, heard.command, heard.now);
         self.note(pods);
+        let containers = self.ends.containers(&turn, heard.command);
+        self.note(containers);
         let ends = self.ends.turn(&turn, &rules.timing, truth);
         self.note(ends);
         if let (Cause::Round(sight), true) = (cause, *taken_in) {

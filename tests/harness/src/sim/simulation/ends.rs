@@ -5,6 +5,7 @@ use super::views::Views;
 use super::violation::Violation;
 use berth_kernel::evidence::kubelet_view::{CheckpointEntry, ReconcileView};
 use berth_kernel::evidence::pods::{PodsSource, PodsView, Stage};
+use berth_kernel::evidence::runtime::RuntimeView;
 use berth_kernel::grants::allocate::RECORDS_PER_DEVICE;
 use berth_kernel::grants::allocation::{Allocation, EndReason};
 use berth_kernel::ids::names::{AllocationId, DeviceId};
@@ -73,6 +74,10 @@ pub(crate) struct Ends {
     open: Vec<Cause>,
     /// The view of all pods that counts, and the true time at which its list was requested.
     pods: Option<(Arc<PodsView>, u64)>,
+    /// What the container runtime showed last.
+    runtime: Option<RuntimeView>,
+    /// The guard's run that has seen the container of an allocation.
+    seen_by: BTreeMap<AllocationId, u64>,
 }
 
 impl Ends {
@@ -82,6 +87,8 @@ impl Ends {
         self.missed_ms.clear();
         self.shown.clear();
         self.pods = None;
+        self.runtime = None;
+        self.seen_by.clear();
     }
 
     /// A command failed or died: it may show up later all the same.
@@ -115,7 +122,7 @@ impl Ends {
             let may = |cause: &Cause| match cause {
                 Cause::Operator(who) => end.reason == EndReason::Operator && who == id,
                 Cause::Round(sight) => {
-                    end.reason != EndReason::Operator && self.may_end(allocation, sight, timing)
+                    end.reason != EndReason::Operator && self.may_end(allocation, sight, timing, after)
                 }
                 Cause::Grant | Cause::Nothing => false,
             };
@@ -160,6 +167,41 @@ impl Ends {
             return Ok(());
         }
         Err(Violation::new("I6", "the ledger believes another view of all pods than the one that counts"))
+    }
+
+    /// Records what the runtime shows.
+    pub(crate) fn containers(&mut self, turn: &Turn<'_>, command: &Command) -> Result<(), Violation> {
+        if let (Command::SeeContainers(view), true) = (command, turn.taken_in) {
+            for (id, containers) in &view.containers {
+                let live = turn.before.live.get(id);
+                let is_believed = |a: &Arc<Allocation>| {
+                    let uid = a.holder.pod_uid.as_ref();
+                    containers.iter().any(|one| uid.is_none_or(|uid| *uid == one.pod_uid))
+                };
+                if live.is_some_and(is_believed) {
+                    self.seen_by.insert(*id, view.guard_run);
+                }
+            }
+            self.runtime = Some(view.clone());
+        }
+        if turn.after.runtime.as_deref() == self.runtime.as_ref() || !turn.taken_in {
+            return Ok(());
+        }
+        Err(Violation::new("I6", "the ledger believes other containers than the runtime showed last"))
+    }
+
+    /// Whether the runtime shows the container of an allocation now.
+    fn exists(&self, allocation: &Allocation) -> bool {
+        let view = self.runtime.as_ref().filter(|view| view.is_whole);
+        let mut named = view.and_then(|view| view.containers.get(&allocation.id)).into_iter().flatten();
+        named.any(|one| allocation.holder.pod_uid.as_ref().is_none_or(|uid| *uid == one.pod_uid))
+    }
+
+    /// Whether this run of the guard saw the container, and neither it nor its sandbox is there any more.
+    fn is_gone(&self, allocation: &Allocation) -> bool {
+        let Some(view) = self.runtime.as_ref().filter(|view| view.is_whole) else { return false };
+        let has_sandbox = allocation.holder.pod_uid.as_ref().is_none_or(|uid| view.pods.contains(uid));
+        !self.exists(allocation) && !has_sandbox && self.seen_by.get(&allocation.id) == Some(&view.guard_run)
     }
 
     /// What the view says of an allocation's pod, if that is known.
@@ -210,7 +252,9 @@ impl Ends {
             self.shown = named.filter(|id| before.live.contains_key(id)).collect();
         }
         for (id, allocation) in before.live.iter() {
-            if entries(sight).any(|c| c.allocation == Some(*id)) {
+            // A container keeps no record of a device whose newer record may be of the same pod.
+            let is_kept = self.exists(allocation) && !allocation.overlapped;
+            if entries(sight).any(|c| c.allocation == Some(*id)) || is_kept {
                 self.missed_ms.remove(id);
             } else if self.speaks(allocation, sight, timing) && nowhere(allocation, sight) {
                 self.missed_ms.entry(*id).or_default().push(sight.began_ms);
@@ -218,7 +262,17 @@ impl Ends {
         }
     }
 
-    fn may_end(&self, allocation: &Allocation, sight: &Sight, timing: &Timing) -> bool {
+    fn may_end(&self, allocation: &Allocation, sight: &Sight, timing: &Timing, after: &Ledger) -> bool {
+        let is_of_pod = |id: &AllocationId| {
+            let newer = after.live.get(id);
+            newer.is_some_and(|a| a.holder.pod_uid.is_some() && a.holder.pod_uid == allocation.holder.pod_uid)
+        };
+        let left = |id: &DeviceId| after.device(&allocation.resource, id).map_or(&[][..], |d| &d.holders);
+        // Its pod has the devices by newer records.
+        let is_replaced = allocation.devices.iter().all(|id| left(id).iter().any(is_of_pod));
+        if self.exists(allocation) && !is_replaced {
+            return false;
+        }
         if self.superseded(allocation, sight) {
             return true;
         }
@@ -230,7 +284,9 @@ impl Ends {
         let word = self.word(allocation, since);
         // The kubelet allocated its devices to another pod, even if it runs on.
         let reissued = allocation.overlapped && entries(sight).any(|c| overlaps(c, allocation));
-        let once = word == Word::Over && good(&sight.view) && sight.began_ms > since;
+        let once = (word == Word::Over || self.is_gone_for(allocation, sight, timing))
+            && good(&sight.view)
+            && sight.began_ms > since;
         (word != Word::Alive || reissued)
             && nowhere(allocation, sight)
             && self.speaks(allocation, sight, timing)
@@ -245,7 +301,13 @@ impl Ends {
             && sight.began_ms >= sight.kubelet_ms + timing.kubelet_settle_ms;
         let ended = matches!(self.word(allocation, since), Word::Over | Word::Gone);
         let blind = view.list.is_some() && view.checkpoint.is_none();
-        (good(view) && (settled || (ended && sight.began_ms > since))) || (blind && ended && settled)
+        let shown = ended || self.is_gone_for(allocation, sight, timing);
+        (good(view) && (settled || (shown && sight.began_ms > since))) || (blind && ended && settled)
+    }
+
+    /// Whether container and sandbox are gone, for a round of a kubelet that has settled.
+    fn is_gone_for(&self, allocation: &Allocation, sight: &Sight, timing: &Timing) -> bool {
+        self.is_gone(allocation) && sight.began_ms >= sight.kubelet_ms + timing.kubelet_settle_ms
     }
 
     /// One round suffices where it shows the devices under another pod.

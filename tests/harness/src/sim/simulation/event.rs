@@ -109,6 +109,14 @@ pub(crate) enum Event {
     },
     /// The kubelet writes the status of its pods to the API server.
     Status,
+    /// The guard sends what the container runtime shows.
+    Containers(Containers),
+    /// A pod ends for the kubelet, and its containers go on.
+    LeaveContainers {
+        which: u32,
+    },
+    /// The containers that went on end.
+    EndLeftContainers,
     /// The object of a pod that ended goes, or by force that of any.
     DeletePod {
         which: u32,
@@ -260,6 +268,18 @@ pub(crate) enum Fate {
     Dropped,
     /// Writes it down, and fails the pod for another reason.
     Failed,
+}
+
+/// How the guard shows the containers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", rename_all_fields = "camelCase", deny_unknown_fields)]
+pub(crate) enum Containers {
+    /// All but those at these positions, which have exited in their sandbox.
+    Whole { exited: u64 },
+    /// The guard has lost the runtime, or the daemon the guard.
+    Away,
+    /// The guard has started again, and shows all of them.
+    GuardRestarted,
 }
 
 /// How a source shows the pods.

@@ -1,6 +1,9 @@
 //! From a seed to a run: what happens, and how often.
 
-use super::event::{CrashAt, DiskFault, Driver, Event, Fate, Look, Lost, Mood, Showing, StackLine};
+use super::containers::has_guard;
+use super::event::{
+    Containers, CrashAt, DiskFault, Driver, Event, Fate, Look, Lost, Mood, Showing, StackLine,
+};
 use super::policies::KINDS;
 use super::rng::Rng;
 use super::views::has_sources;
@@ -21,6 +24,11 @@ pub(crate) fn events(seed: u64) -> Vec<Event> {
         let between = |event| std::iter::once(event).chain(rng.chance(40).then(|| sources(&mut rng)));
         events = events.into_iter().flat_map(between).collect();
     }
+    if has_guard(seed) {
+        let mut rng = Rng::new(seed.rotate_left(8) ^ 0x90a2d);
+        let between = |event| std::iter::once(event).chain(rng.chance(40).then(|| containers(&mut rng)));
+        events = events.into_iter().flat_map(between).collect();
+    }
     if loses_evidence(seed) {
         let mut rng = Rng::new(seed.rotate_left(16) ^ 0xe71d);
         let between = |event| std::iter::once(event).chain(rng.chance(20).then(|| evidence(&mut rng)));
@@ -32,6 +40,19 @@ pub(crate) fn events(seed: u64) -> Vec<Event> {
         events = events.into_iter().flat_map(between).collect();
     }
     events
+}
+
+/// What a guard shows, and what only it can.
+fn containers(rng: &mut Rng) -> Event {
+    let exited = u64::from(rng.below(u32::MAX));
+    match rng.below(16) {
+        0..=7 => Event::Containers(Containers::Whole { exited: 0 }),
+        8..=10 => Event::Containers(Containers::Whole { exited }),
+        11 => Event::Containers(Containers::Away),
+        12 => Event::Containers(Containers::GuardRestarted),
+        13..=14 => Event::LeaveContainers { which: rng.below(64) },
+        _ => Event::EndLeftContainers,
+    }
 }
 
 /// Whether a run has pods under the names of ended ones, and devices that the kubelet gives to two pods.

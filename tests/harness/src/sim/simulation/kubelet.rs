@@ -127,6 +127,11 @@ impl Kubelet {
         self.books.iter().chain(slow).filter(|h| self.alive.contains(&h.pod))
     }
 
+    /// The recorded holds of live pods: their containers run.
+    pub(crate) fn recorded(&self) -> impl Iterator<Item = &Hold> {
+        self.books.iter().filter(|h| self.alive.contains(&h.pod))
+    }
+
     /// Some hold of a pod that lives, that is written down.
     pub(crate) fn some_hold(&self, which: u32, init: Option<bool>) -> Option<&Hold> {
         let fits = |h: &&Hold| {

@@ -14,6 +14,7 @@ pub(crate) mod world;
 pub(crate) mod answers;
 mod checks;
 mod clock;
+mod containers;
 mod daemon;
 mod disk;
 mod ends;

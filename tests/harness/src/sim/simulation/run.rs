@@ -2,7 +2,7 @@
 
 use super::ends::Cause;
 use super::event::Mood;
-use super::event::{Event, Look, Showing};
+use super::event::{Containers, Event, Look, Showing};
 use super::policies::KINDS;
 use super::violation::Violation;
 use super::world::World;
@@ -139,6 +139,10 @@ fn see_ends(world: &mut World) {
     if world.sources {
         world.step(&Event::Status);
         world.step(&Event::Pods { how: Showing::List, later: false });
+    }
+    if world.guarded {
+        world.end_left_containers();
+        world.step(&Event::Containers(Containers::Whole { exited: 0 }));
     }
     for _ in 0..3 {
         world.step(&Event::Wait { ms: 31_000 });

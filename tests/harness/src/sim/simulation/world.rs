@@ -2,6 +2,7 @@
 
 use super::checks::{Checks, Heard};
 use super::clock::Hands;
+use super::containers::{Runtime, has_guard};
 use super::daemon::{Daemon, Surroundings};
 use super::disk::Disk;
 use super::ends::{Cause, Sight, Truth};
@@ -43,6 +44,9 @@ pub(crate) struct World {
     /// Whether this run has sources of pods, and GPUs that list their processes.
     pub(crate) sources: bool,
     pub(crate) shows: Views,
+    pub(crate) runtime: Runtime,
+    /// Whether this run has a guard.
+    pub(crate) guarded: bool,
     pub(crate) evictions: Evictions,
     pub(crate) people: People,
     /// The last ledger that anybody saw.
@@ -99,6 +103,8 @@ impl World {
             checks: Checks::default(),
             sources: has_sources(seed),
             shows: Views::default(),
+            runtime: Runtime::default(),
+            guarded: has_guard(seed),
             evictions: Evictions::default(),
             people: People::default(),
             last: Snapshot::default(),
@@ -152,6 +158,9 @@ impl World {
             Event::Driver(state) => self.machine.driver = *state,
             Event::KubeletForgets { which } => self.kubelet.forgets(*which),
             Event::Status => self.write_status(),
+            Event::Containers(how) => self.show_containers(*how),
+            Event::LeaveContainers { which } => self.leave_containers(*which),
+            Event::EndLeftContainers => self.end_left_containers(),
             Event::DeletePod { which, force } => self.delete_pod(*which, *force),
             Event::Pods { how, later } => self.show_pods(*how, *later),
             Event::PodsArrive { which, keep } => self.pods_arrive(*which, *keep),

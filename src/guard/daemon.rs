@@ -1,0 +1,300 @@
+//! The daemon's side of the connection: it tells the keeper what the guard shows, and the guard whether pods are being
+//! deleted.
+
+use crate::link::{Link, Published, is_of_trusted_user};
+use berth_core::keeper::{CommandError, Snapshot};
+use berth_core::{KernelHandle, next_beat};
+use berth_kernel::evidence::pods::{PodsView, Stage};
+use berth_kernel::evidence::runtime::{RuntimeContainer, RuntimeView, Tie};
+use berth_kernel::ids::names::AllocationId;
+use berth_kernel::node::command::Command;
+use berth_proto::guard::{Container, Daemon, PodDeletions, Update};
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::UnixStream;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep, sleep_until};
+
+/// Interval of attempts to connect: a node may have no guard.
+const RETRY_INTERVAL: Duration = Duration::from_secs(10);
+/// The first attempt after a connection was lost that had lasted: a guard that restarts listens again at once.
+const FIRST_RETRY: Duration = Duration::from_millis(200);
+/// A connection that lasted this long had no problem of its own.
+const LASTED: Duration = Duration::from_secs(10);
+/// The wait before a view is sent again to a keeper that was busy.
+const BUSY_RETRY: Duration = Duration::from_millis(200);
+
+/// The state of the guard, as the daemon knows it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct GuardStatus {
+    /// Whether it is connected to the daemon and to the container runtime, and has shown all containers.
+    pub is_connected: bool,
+    /// Its version; empty before the first connection.
+    pub version: String,
+    /// The container runtime and its version, such as `containerd 2.2.9`; empty before the first connection.
+    pub runtime: String,
+    /// Why it is not connected.
+    pub why: String,
+}
+
+/// Follows the guard at this socket, until the keeper ends. `has_pods_source`: whether a source that shows deletions is
+/// configured, which may not have answered yet.
+pub async fn follow(
+    socket: PathBuf,
+    kernel: KernelHandle,
+    has_pods_source: bool,
+    status: watch::Sender<GuardStatus>,
+) {
+    let mut shown = Published::default();
+    loop {
+        let began = Instant::now();
+        let ended = match connect(&socket).await {
+            Ok(link) => {
+                let mut following =
+                    Following { kernel: &kernel, shown: &mut shown, status: &status, pending: None };
+                following.exchange(link, Deletions::new(has_pods_source)).await
+            }
+            Err(error) => Err(error),
+        };
+        let why = match ended {
+            Ok(End::Keeper) => return,
+            Ok(End::Guard) => format!("the guard has closed its socket {}", socket.display()),
+            Err(error) => not_connected(&socket, &error),
+        };
+        if lose(&kernel, &status, why).await.is_err() {
+            return;
+        }
+        if began.elapsed() >= LASTED {
+            sleep(FIRST_RETRY).await;
+        } else {
+            sleep_until(next_beat(RETRY_INTERVAL)).await;
+        }
+    }
+}
+
+/// Who ended a connection.
+enum End {
+    Guard,
+    Keeper,
+}
+
+async fn connect(socket: &Path) -> io::Result<Link> {
+    let socket = UnixStream::connect(socket).await?;
+    // Another user's process could name any holder.
+    if !is_of_trusted_user(&socket) {
+        let text = "the process that listens there runs neither as root nor as the daemon's user";
+        return Err(io::Error::new(ErrorKind::PermissionDenied, text));
+    }
+    Ok(Link::new(socket))
+}
+
+fn not_connected(socket: &Path, error: &io::Error) -> String {
+    let path = socket.display();
+    match error.kind() {
+        ErrorKind::NotFound => {
+            format!("{path} does not exist: run `berth guard` on this node, which creates it")
+        }
+        ErrorKind::ConnectionRefused => {
+            format!("no process listens on {path}: start `berth guard` again")
+        }
+        ErrorKind::PermissionDenied => {
+            format!(
+                "{path} cannot be used: {error}; run `berth guard` and `berth serve` as the same user, or as root"
+            )
+        }
+        _ => format!("the connection to the guard at {path} failed: {error}"),
+    }
+}
+
+/// A connection that is open.
+struct Following<'a> {
+    kernel: &'a KernelHandle,
+    shown: &'a mut Published,
+    status: &'a watch::Sender<GuardStatus>,
+    /// A view that the keeper has not taken, and when it is sent again.
+    pending: Option<(RuntimeView, Instant)>,
+}
+
+impl Following<'_> {
+    /// Passes on what the guard sends, and tells it of deletions, until one side ends.
+    async fn exchange(&mut self, mut link: Link, mut deletions: Deletions) -> io::Result<End> {
+        let mut ledger = self.kernel.watch();
+        let mut sent = None;
+        loop {
+            let known = deletions.of(&ledger.borrow_and_update());
+            if known != sent {
+                if let Some(deletions) = known {
+                    link.send(&Daemon { deletions: deletions.into() }).await?;
+                }
+                sent = known;
+            }
+            let retry_at = self.pending.as_ref().map(|(_, at)| *at);
+            let retry = async {
+                match retry_at {
+                    Some(at) => sleep_until(at).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                received = link.receive::<Update>() => {
+                    let Some(update) = received? else { return Ok(End::Guard) };
+                    self.shown.apply(update);
+                    report(self.status, self.shown);
+                    self.pending = Some((view_of(self.shown), Instant::now()));
+                }
+                () = retry => {
+                    if self.send_pending().await.is_err() {
+                        return Ok(End::Keeper);
+                    }
+                }
+                changed = ledger.changed() => {
+                    if changed.is_err() {
+                        return Ok(End::Keeper);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Sends the view that the keeper has not taken yet. A full inbox or a slow disk is tried again.
+    async fn send_pending(&mut self) -> Result<(), Stopping> {
+        let Some((view, _)) = self.pending.take() else { return Ok(()) };
+        match self.kernel.execute(Command::SeeContainers(view.clone())).await {
+            Ok(_) => Ok(()),
+            Err(CommandError::Stopping) => Err(Stopping),
+            Err(error) => {
+                tracing::debug!(%error, "what the container runtime shows could not be recorded");
+                self.pending = Some((view, Instant::now() + BUSY_RETRY));
+                Ok(())
+            }
+        }
+    }
+}
+
+fn report(status: &watch::Sender<GuardStatus>, shown: &Published) {
+    let from = &shown.status;
+    let now = GuardStatus {
+        is_connected: from.is_connected,
+        version: from.version.clone(),
+        runtime: [from.runtime.as_str(), from.runtime_version.as_str()].join(" ").trim().to_owned(),
+        why: from.why.clone(),
+    };
+    let was_connected = status.borrow().is_connected;
+    if now.is_connected && !was_connected {
+        tracing::info!(
+            runtime = now.runtime,
+            guard = now.version,
+            "the guard shows the containers of this node"
+        );
+    }
+    status.send_if_modified(|known| {
+        let is_new = *known != now;
+        *known = now;
+        is_new
+    });
+}
+
+/// Records that the guard is away: what it has shown may have ended since.
+async fn lose(
+    kernel: &KernelHandle,
+    status: &watch::Sender<GuardStatus>,
+    why: String,
+) -> Result<(), Stopping> {
+    status.send_if_modified(|known| {
+        let is_new = known.is_connected || known.why != why;
+        known.is_connected = false;
+        known.why.clone_from(&why);
+        is_new
+    });
+    let mut is_logged = false;
+    // No holder is new in it, so that it needs no disk.
+    while let Some(view) = kernel.snapshot().runtime.as_ref().filter(|view| view.is_whole) {
+        if !std::mem::replace(&mut is_logged, true) {
+            tracing::warn!(
+                "the guard does not show the containers of this node at present, so they are no evidence of holders \
+                 and ends: {why}"
+            );
+        }
+        let away = RuntimeView { is_whole: false, ..RuntimeView::clone(view) };
+        match kernel.execute(Command::SeeContainers(away)).await {
+            Err(CommandError::Stopping) => return Err(Stopping),
+            Err(_) => sleep(BUSY_RETRY).await,
+            Ok(_) => {}
+        }
+    }
+    Ok(())
+}
+
+/// The keeper ends.
+struct Stopping;
+
+/// The kernel's view of what the guard shows.
+fn view_of(shown: &Published) -> RuntimeView {
+    let mut view = RuntimeView {
+        is_whole: shown.status.is_connected,
+        guard_run: shown.status.run,
+        pods: shown.pods.clone(),
+        ..RuntimeView::default()
+    };
+    for container in shown.containers.values() {
+        for tie in &container.ties {
+            // The guard has parsed it before.
+            let Ok(id) = AllocationId::parse(&tie.allocation) else { continue };
+            let tie = if tie.is_annotation { Tie::Annotation } else { Tie::Environment };
+            view.containers.entry(id).or_default().push(Arc::new(runtime_container(container, tie)));
+        }
+    }
+    view
+}
+
+fn runtime_container(container: &Container, tie: Tie) -> RuntimeContainer {
+    RuntimeContainer {
+        id: container.id.clone(),
+        namespace: container.namespace.clone(),
+        pod: container.pod.clone(),
+        pod_uid: container.pod_uid.clone(),
+        name: container.name.clone(),
+        tie,
+        is_traced: container.is_traced,
+    }
+}
+
+/// Whether pods of this node are being deleted, by the ledger's view of pods.
+struct Deletions {
+    view: Option<Arc<PodsView>>,
+    newest: Option<PodDeletions>,
+}
+
+impl Deletions {
+    fn new(has_source: bool) -> Self {
+        Self { view: None, newest: (!has_source).then_some(PodDeletions::Unknown) }
+    }
+
+    /// The answer for this snapshot; most snapshots have the view of the one before. `None` until a source that is
+    /// configured has answered. While it is not connected, its last view counts: the kubelet, too, learns of deletions
+    /// from the API server alone.
+    fn of(&mut self, ledger: &Snapshot) -> Option<PodDeletions> {
+        let is_same = match (&self.view, &ledger.pods) {
+            (Some(known), Some(view)) => Arc::ptr_eq(known, view),
+            (known, view) => known.is_none() && view.is_none(),
+        };
+        if !is_same {
+            self.view.clone_from(&ledger.pods);
+            self.newest = match &self.view {
+                Some(view) if view.current || self.newest.is_some() => Some(deletions(view)),
+                _ => self.newest,
+            };
+        }
+        self.newest
+    }
+}
+
+fn deletions(view: &PodsView) -> PodDeletions {
+    let mut pods = view.pods.values();
+    match pods.any(|pod| pod.deletion_wall_ms.is_some() && pod.stage != Stage::Finished) {
+        true => PodDeletions::Some,
+        false => PodDeletions::None,
+    }
+}

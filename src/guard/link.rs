@@ -1,0 +1,269 @@
+//! The socket between guard and daemon: messages of `proto/guard_v1.proto`, each with its length before it. The guard
+//! listens, since its connection to the runtime must outlive restarts of the daemon.
+
+use berth_proto::guard::{Container, Daemon, PodDeletions, Status, Update};
+use bytes::{Bytes, BytesMut};
+use futures_util::{SinkExt as _, StreamExt as _};
+use prost::Message;
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{self, ErrorKind};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::{Semaphore, watch};
+use tokio::time::{sleep, timeout};
+use tokio_util::codec::{Framed, LengthDelimitedCodec};
+
+/// The longest message, bytes: twice the containers of a full ledger, at 300 bytes each, with room to spare.
+const MESSAGE_BYTES_MAX: usize = 4 << 20;
+/// How many daemons may be connected: the daemon, one that replaces it, and two more for diagnosis.
+const CONNECTIONS_MAX: usize = 4;
+/// How long the other side may take to read a message.
+const WRITE_MAX: Duration = Duration::from_secs(5);
+/// The wait after a failed accept, which would fail again at once while no file descriptors are left.
+const ACCEPT_RETRY: Duration = Duration::from_millis(100);
+
+/// What the guard shows to daemons.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Published {
+    pub(crate) status: Status,
+    /// UIDs of the pods whose sandbox runs.
+    pub(crate) pods: BTreeSet<String>,
+    /// Containers with allocations, by id.
+    pub(crate) containers: BTreeMap<String, Arc<Container>>,
+}
+
+impl Published {
+    /// All of it.
+    fn whole(&self) -> Update {
+        Update { is_whole: true, ..self.since(&Self::default()) }
+    }
+
+    /// What has changed since `before`.
+    fn since(&self, before: &Self) -> Update {
+        let is_new =
+            |(id, container): &(&String, &Arc<Container>)| before.containers.get(*id) != Some(*container);
+        let removed = before.containers.keys().filter(|id| !self.containers.contains_key(*id));
+        Update {
+            is_whole: false,
+            status: (self.status != before.status).then(|| self.status.clone()),
+            containers: self.containers.iter().filter(is_new).map(|(_, one)| Container::clone(one)).collect(),
+            removed_containers: removed.cloned().collect(),
+            pods: self.pods.difference(&before.pods).cloned().collect(),
+            removed_pods: before.pods.difference(&self.pods).cloned().collect(),
+        }
+    }
+
+    /// Takes over what the guard sent.
+    pub(crate) fn apply(&mut self, update: Update) {
+        if update.is_whole {
+            *self = Self::default();
+        }
+        if let Some(status) = update.status {
+            self.status = status;
+        }
+        self.pods.retain(|uid| !update.removed_pods.contains(uid));
+        self.pods.extend(update.pods);
+        update.removed_containers.iter().for_each(|id| drop(self.containers.remove(id)));
+        self.containers.extend(update.containers.into_iter().map(|one| (one.id.clone(), Arc::new(one))));
+    }
+}
+
+/// One connection.
+pub(crate) struct Link {
+    messages: Framed<UnixStream, LengthDelimitedCodec>,
+}
+
+impl Link {
+    pub(crate) fn new(socket: UnixStream) -> Self {
+        let codec = LengthDelimitedCodec::builder().max_frame_length(MESSAGE_BYTES_MAX).new_codec();
+        Self { messages: Framed::new(socket, codec) }
+    }
+
+    /// Sends a message.
+    ///
+    /// # Errors
+    /// If the connection has failed, or the other side does not read.
+    pub(crate) async fn send(&mut self, message: &impl Message) -> io::Result<()> {
+        let bytes = Bytes::from(message.encode_to_vec());
+        timeout(WRITE_MAX, self.messages.send(bytes)).await.map_err(|_| ErrorKind::TimedOut)?
+    }
+
+    /// The next message; `None` once the other side has closed the connection. A caller may drop the future.
+    ///
+    /// # Errors
+    /// If the connection has failed, or what came is not a message.
+    pub(crate) async fn receive<M: Message + Default>(&mut self) -> io::Result<Option<M>> {
+        let decode = |bytes: BytesMut| {
+            M::decode(bytes).map_err(|error| io::Error::new(ErrorKind::InvalidData, error.to_string()))
+        };
+        self.messages.next().await.transpose()?.map(decode).transpose()
+    }
+}
+
+/// Serves daemons until it is dropped. `deletions` receives the newest message of any connected daemon, and `None`
+/// once none is connected.
+pub(crate) async fn serve(
+    listener: UnixListener,
+    published: watch::Receiver<Arc<Published>>,
+    deletions: watch::Sender<Option<PodDeletions>>,
+) {
+    let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    loop {
+        let socket = match listener.accept().await {
+            Ok((socket, _)) => socket,
+            Err(error) => {
+                tracing::warn!(%error, "a connection to the guard's socket could not be accepted");
+                sleep(ACCEPT_RETRY).await;
+                continue;
+            }
+        };
+        if !is_of_trusted_user(&socket) {
+            tracing::warn!(
+                "a connection to the guard's socket was refused: its process runs neither as root nor as the guard's user"
+            );
+            continue;
+        }
+        let Ok(place) = Arc::clone(&places).try_acquire_owned() else {
+            tracing::warn!(
+                "a connection to the guard's socket was closed: {CONNECTIONS_MAX} others are open"
+            );
+            continue;
+        };
+        let (published, deletions, places) = (published.clone(), deletions.clone(), Arc::clone(&places));
+        tokio::spawn(async move {
+            if let Err(error) = serve_daemon(Link::new(socket), published, &deletions).await {
+                tracing::warn!(%error, "the connection to the daemon failed");
+            }
+            drop(place);
+            if places.available_permits() == CONNECTIONS_MAX {
+                deletions.send_replace(None);
+            }
+        });
+    }
+}
+
+/// Whether the peer is root, or the user of this process.
+pub(crate) fn is_of_trusted_user(socket: &UnixStream) -> bool {
+    let own = rustix::process::geteuid().as_raw();
+    socket.peer_cred().is_ok_and(|peer| peer.uid() == 0 || peer.uid() == own)
+}
+
+/// Sends everything, then changes, until the daemon closes the connection.
+async fn serve_daemon(
+    mut link: Link,
+    mut published: watch::Receiver<Arc<Published>>,
+    deletions: &watch::Sender<Option<PodDeletions>>,
+) -> io::Result<()> {
+    let mut sent = Arc::clone(&published.borrow_and_update());
+    link.send(&sent.whole()).await?;
+    loop {
+        tokio::select! {
+            received = link.receive::<Daemon>() => match received? {
+                Some(daemon) => drop(deletions.send_replace(Some(daemon.deletions()))),
+                None => return Ok(()),
+            },
+            changed = published.changed() => {
+                if changed.is_err() {
+                    return Ok(());
+                }
+                let now = Arc::clone(&published.borrow_and_update());
+                let update = now.since(&sent);
+                if update != Update::default() {
+                    link.send(&update).await?;
+                }
+                sent = now;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::collection::{btree_map, btree_set};
+    use proptest::prelude::*;
+
+    fn container(id: &str, pod: &str) -> Container {
+        Container { id: id.into(), pod: pod.into(), ..Container::default() }
+    }
+
+    fn published(run: u64, pods: &[&str], containers: &[(&str, &str)]) -> Published {
+        Published {
+            status: Status { run, ..Status::default() },
+            pods: pods.iter().map(|uid| (*uid).to_owned()).collect(),
+            containers: containers
+                .iter()
+                .map(|(id, pod)| ((*id).to_owned(), Arc::new(container(id, pod))))
+                .collect(),
+        }
+    }
+
+    #[test]
+    fn only_what_changed_is_sent() {
+        let before = published(1, &["a", "b"], &[("c", "p"), ("d", "p")]);
+        let now = published(1, &["b"], &[("d", "p"), ("e", "p")]);
+        let update = now.since(&before);
+        assert_eq!(
+            (update.removed_pods, update.removed_containers),
+            (vec!["a".to_owned()], vec!["c".to_owned()])
+        );
+        assert_eq!((update.containers, update.pods), (vec![container("e", "p")], Vec::new()));
+        assert_eq!(update.status, None);
+        assert_eq!(now.since(&now), Update::default());
+    }
+
+    proptest! {
+        #[test]
+        fn changes_that_are_applied_give_what_was_published(
+            states in prop::collection::vec(
+                (0u64..3, btree_set("[a-d]", 0..4), btree_map("[a-d]", "[x-z]", 0..4)),
+                1..8,
+            ),
+        ) {
+            let states: Vec<Published> = states.iter().map(|(run, pods, containers)| {
+                let pods: Vec<_> = pods.iter().map(String::as_str).collect();
+                let containers: Vec<_> = containers.iter().map(|(id, pod)| (id.as_str(), pod.as_str())).collect();
+                published(*run, &pods, &containers)
+            }).collect();
+            let mut followed = published(9, &["old"], &[("old", "old")]);
+            followed.apply(states[0].whole());
+            for pair in states.windows(2) {
+                followed.apply(pair[1].since(&pair[0]));
+            }
+            prop_assert_eq!(&followed, states.last().unwrap());
+        }
+    }
+
+    #[tokio::test]
+    async fn a_daemon_gets_everything_then_changes_and_is_forgotten_once_it_is_gone() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("guard.sock");
+        let sender = watch::Sender::new(Arc::new(published(1, &["a"], &[("c", "p")])));
+        let deletions = watch::Sender::new(None);
+        let mut known = deletions.subscribe();
+        let serving = tokio::spawn(serve(UnixListener::bind(&path).unwrap(), sender.subscribe(), deletions));
+        let mut link = Link::new(UnixStream::connect(&path).await.unwrap());
+        let mut followed = Published::default();
+        followed.apply(link.receive().await.unwrap().unwrap());
+        assert_eq!(followed, **sender.borrow());
+        link.send(&Daemon { deletions: PodDeletions::Some.into() }).await.unwrap();
+        known.wait_for(|said| *said == Some(PodDeletions::Some)).await.unwrap();
+        sender.send_replace(Arc::new(published(2, &[], &[])));
+        followed.apply(link.receive().await.unwrap().unwrap());
+        assert_eq!(followed, **sender.borrow());
+        drop(link);
+        known.wait_for(Option::is_none).await.unwrap();
+        serving.abort();
+    }
+
+    #[tokio::test]
+    async fn a_message_that_is_too_long_or_none_ends_the_connection_with_its_cause() {
+        for bytes in [&u32::MAX.to_be_bytes()[..], &[0, 0, 0, 1, 0xff]] {
+            let (ours, mut theirs) = UnixStream::pair().unwrap();
+            tokio::io::AsyncWriteExt::write_all(&mut theirs, bytes).await.unwrap();
+            let error = Link::new(ours).receive::<Daemon>().await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidData, "{error}");
+        }
+    }
+}

@@ -1,0 +1,452 @@
+//! The process `berth guard`: a plugin of the container runtime that keeps what the runtime shows for the daemon.
+
+use crate::containers::Containers;
+use crate::leaf::Leaf;
+use crate::link::{self, Published};
+use crate::plugin::{ContainerEvent, Plugin, Refusal, RuntimeInfo};
+use crate::session;
+use crate::settings::Settings;
+use berth_proto::guard::{PodDeletions, Status};
+use berth_proto::nri::{Container, ContainerAdjustment, Event, PodSandbox};
+use parking_lot::Mutex;
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+use std::fs::{self, DirBuilder, File, Permissions};
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::{Notify, watch};
+use tokio::time::{Instant, sleep};
+
+/// Interval at which the lock of the socket is tried while another guard has it.
+const LOCK_RETRY: Duration = Duration::from_secs(1);
+/// Interval of the checks whether a container that the runtime has stopped still has processes in its cgroup.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
+/// The waits between registrations; the last one repeats. A registration blocks all calls of the runtime for a moment.
+const RETRIES: [Duration; 4] =
+    [Duration::from_secs(1), Duration::from_secs(5), Duration::from_secs(30), Duration::from_secs(60)];
+/// A session that lasted this long had no problem with the guard: the waits begin with the first one again.
+const LASTED: Duration = Duration::from_secs(60);
+
+/// Why the guard cannot run.
+#[derive(Debug, thiserror::Error)]
+pub enum GuardError {
+    /// Its socket cannot be created.
+    #[error(
+        "the guard cannot listen on {}: {source}; set guard.socket to a path in a folder that it may write",
+        path.display()
+    )]
+    Socket {
+        /// The socket.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
+}
+
+/// Runs the guard until the future is dropped.
+///
+/// # Errors
+/// If its socket cannot be created. The runtime is waited for.
+pub async fn run(settings: Settings) -> Result<(), GuardError> {
+    let failed = |source| GuardError::Socket { path: settings.socket.clone(), source };
+    let _lock = lock(&settings.socket).await.map_err(failed)?;
+    let listener = bind(&settings.socket).map_err(failed)?;
+    let guard = Arc::new(Guard::new());
+    let deletions = watch::Sender::new(None);
+    let known_deletions = deletions.subscribe();
+    tracing::info!(socket = %settings.socket.display(), "the guard listens for the daemon");
+    tokio::join!(
+        link::serve(listener, guard.published.subscribe(), deletions),
+        keep_session(&settings, &guard, known_deletions),
+        sweep(&guard),
+    );
+    Ok(())
+}
+
+/// Locks the socket for this process; waits while another guard has the lock, as during an upgrade.
+async fn lock(socket: &Path) -> io::Result<File> {
+    if let Some(folder) = socket.parent().filter(|folder| !folder.as_os_str().is_empty()) {
+        DirBuilder::new().recursive(true).mode(0o755).create(folder)?;
+    }
+    let file = File::create(PathBuf::from(format!("{}.lock", socket.display())))?;
+    let mut is_logged = false;
+    loop {
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(file),
+            Err(Errno::WOULDBLOCK) if is_logged => {}
+            Err(Errno::WOULDBLOCK) => {
+                tracing::info!("another guard runs on this node; this one waits until it ends");
+                is_logged = true;
+            }
+            Err(error) => return Err(error.into()),
+        }
+        sleep(LOCK_RETRY).await;
+    }
+}
+
+/// Listens; the socket of a guard that has ended is replaced, which the lock makes safe.
+fn bind(path: &Path) -> io::Result<UnixListener> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let listener = UnixListener::bind(path)?;
+    fs::set_permissions(path, Permissions::from_mode(0o600))?;
+    Ok(listener)
+}
+
+/// What the guard knows.
+struct Guard {
+    containers: Mutex<Containers>,
+    published: watch::Sender<Arc<Published>>,
+    /// Wakes the sweep.
+    left: Notify,
+}
+
+impl Guard {
+    fn new() -> Self {
+        // Two guards of one node do not run at once, so the time of the start tells them apart.
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let status = Status {
+            version: env!("CARGO_PKG_VERSION").into(),
+            run: u64::try_from(since.as_nanos()).unwrap_or_default(),
+            why: "the guard has just started".into(),
+            ..Status::default()
+        };
+        let published = watch::Sender::new(Arc::new(Published { status, ..Published::default() }));
+        Self { containers: Mutex::default(), published, left: Notify::new() }
+    }
+
+    /// Changes what is known of containers, and publishes it if `change` says that it did.
+    fn update(&self, change: impl FnOnce(&mut Containers) -> bool) {
+        let mut containers = self.containers.lock();
+        if change(&mut containers) {
+            self.publish(&containers, |_| {});
+        }
+    }
+
+    fn set_status(&self, change: impl FnOnce(&mut Status)) {
+        self.publish(&self.containers.lock(), change);
+    }
+
+    fn publish(&self, containers: &Containers, change: impl FnOnce(&mut Status)) {
+        if containers.has_left() {
+            self.left.notify_one();
+        }
+        let mut status = self.published.borrow().status.clone();
+        change(&mut status);
+        let now = Published { status, pods: containers.pods(), containers: containers.shown() };
+        self.published.send_if_modified(|published| {
+            let is_new = **published != now;
+            if is_new {
+                *published = Arc::new(now);
+            }
+            is_new
+        });
+    }
+
+    /// The guard is not connected; `why` is logged when it changes.
+    fn set_unconnected(&self, why: String) {
+        if self.published.borrow().status.why != why {
+            tracing::warn!("the guard is not connected to the container runtime: {why}");
+        }
+        self.set_status(|status| (status.is_connected, status.why) = (false, why));
+    }
+}
+
+/// Registers with the runtime, again after each end of a session.
+async fn keep_session(
+    settings: &Settings,
+    guard: &Arc<Guard>,
+    mut deletions: watch::Receiver<Option<PodDeletions>>,
+) {
+    let mut retries = RETRIES.iter();
+    loop {
+        wait_for_safe_registration(guard, &mut deletions).await;
+        let began = Instant::now();
+        let why = match UnixStream::connect(&settings.nri_socket).await {
+            Ok(socket) => {
+                let mut plugin = Registered { settings: settings.clone(), guard: Arc::clone(guard) };
+                match session::run(socket, &mut plugin).await {
+                    Ok(()) => "the container runtime closed the connection".to_owned(),
+                    Err(error) => error.to_string(),
+                }
+            }
+            Err(error) => no_socket(&settings.nri_socket, &error),
+        };
+        guard.set_unconnected(why);
+        if began.elapsed() >= LASTED {
+            retries = RETRIES.iter();
+        }
+        sleep(*retries.next().unwrap_or(&RETRIES[RETRIES.len() - 1])).await;
+    }
+}
+
+fn no_socket(path: &Path, error: &io::Error) -> String {
+    let path = path.display();
+    match error.kind() {
+        ErrorKind::NotFound => format!(
+            "{path} does not exist: the container runtime offers no NRI there. For containerd 1.7, set `disable = false` \
+             under [plugins.\"io.containerd.nri.v1.nri\"] in its configuration and run `systemctl restart containerd`; \
+             if its socket is elsewhere, set `guard.nriSocket`"
+        ),
+        _ => format!(
+            "the guard cannot connect to {path}: {error}; run it as root, and check that the container runtime runs"
+        ),
+    }
+}
+
+/// A registration takes the lock of the runtime's plugins, which the stop of a container holds for its whole grace period;
+/// until then no other call of the runtime goes on (containerd#14083). So it is not tried while a pod of this node is
+/// being deleted, nor while the daemon is not connected, which alone knows.
+async fn wait_for_safe_registration(guard: &Guard, deletions: &mut watch::Receiver<Option<PodDeletions>>) {
+    loop {
+        let why = match *deletions.borrow_and_update() {
+            // Without a source that shows deletions the guard would never be of use.
+            Some(PodDeletions::None | PodDeletions::Unknown) => return,
+            Some(PodDeletions::Some) => {
+                "a pod of this node is being deleted, and a registration would block the container runtime until its \
+                 containers have ended; the guard registers after that"
+            }
+            None => {
+                "`berth serve` is not connected to the guard: start it with the same `guard.socket`; only it knows whether \
+                 a pod is being deleted, and a registration would then block the container runtime"
+            }
+        };
+        guard.set_unconnected(why.into());
+        if deletions.changed().await.is_err() {
+            return std::future::pending().await;
+        }
+    }
+}
+
+/// Checks the cgroups that outlived their container until they have no processes.
+async fn sweep(guard: &Guard) {
+    loop {
+        guard.left.notified().await;
+        loop {
+            let mut has_left = false;
+            guard.update(|known| {
+                has_left = known.sweep();
+                true
+            });
+            if !has_left {
+                break;
+            }
+            sleep(SWEEP_INTERVAL).await;
+        }
+    }
+}
+
+/// The plugin of one session.
+struct Registered {
+    settings: Settings,
+    guard: Arc<Guard>,
+}
+
+impl Registered {
+    /// The cgroup of a container that runs.
+    fn leaf_of(&self, container: &Container) -> Option<Leaf> {
+        if container.pid == 0 {
+            return None;
+        }
+        let leaf = Leaf::of_process(container.pid, &self.settings.cgroup_root);
+        leaf.inspect_err(|error| {
+            tracing::warn!(
+                container = container.id,
+                %error,
+                "the cgroup of a container cannot be found, so processes that outlive it will not be noticed"
+            );
+        })
+        .ok()
+    }
+}
+
+impl Plugin for Registered {
+    fn configure(&mut self, runtime: RuntimeInfo) {
+        tracing::info!(
+            runtime = runtime.name,
+            version = runtime.version,
+            request_timeout_ms = runtime.request_timeout.map(|max| max.as_millis()),
+            "the guard is registered with the container runtime"
+        );
+        self.guard.set_status(|status| {
+            (status.runtime, status.runtime_version) = (runtime.name, runtime.version);
+            status.why = "the container runtime has not sent its containers yet".into();
+        });
+    }
+
+    async fn synchronize(&mut self, pods: Vec<PodSandbox>, containers: Vec<Container>) {
+        self.guard.update(|known| {
+            known.synchronize(&pods, &containers, |container| self.leaf_of(container));
+            true
+        });
+        self.guard.set_status(|status| (status.is_connected, status.why) = (true, String::new()));
+        tracing::info!(
+            pods = pods.len(),
+            containers = containers.len(),
+            "the guard has received all containers of this node"
+        );
+    }
+
+    async fn create_container(
+        &mut self,
+        pod: PodSandbox,
+        container: Container,
+    ) -> Result<ContainerAdjustment, Refusal> {
+        self.guard.update(|known| known.create(&pod, &container));
+        Ok(ContainerAdjustment::default())
+    }
+
+    async fn start_container(&mut self, _: PodSandbox, container: Container) -> Result<(), Refusal> {
+        if self.guard.containers.lock().is_known(&container.id) {
+            let leaf = self.leaf_of(&container);
+            self.guard.update(|known| {
+                known.start(&container.id, leaf);
+                true
+            });
+        }
+        Ok(())
+    }
+
+    async fn observe(&mut self, event: ContainerEvent) {
+        let ContainerEvent { event, pod, container } = event;
+        self.guard.update(|known| match event {
+            Event::StopPodSandbox | Event::RemovePodSandbox => known.end_sandbox(&pod.id),
+            Event::StopContainer | Event::RemoveContainer => {
+                container.is_some_and(|container| known.end(&container.id))
+            }
+            _ => false,
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::link::Link;
+    use crate::session::tests::Runtime;
+    use berth_proto::guard::Daemon;
+    use berth_proto::nri::{
+        CreateContainerRequest, StartContainerRequest, StopContainerRequest, StopPodSandboxRequest,
+        SynchronizeRequest,
+    };
+    use futures_util::FutureExt as _;
+
+    #[tokio::test]
+    async fn a_registration_waits_for_the_daemon_and_for_the_end_of_deletions() {
+        let guard = Guard::new();
+        let sender = watch::Sender::new(None);
+        let why = || guard.published.borrow().status.why.clone();
+        let mut receiver = sender.subscribe();
+        let mut waiting = std::pin::pin!(wait_for_safe_registration(&guard, &mut receiver));
+        assert_eq!(waiting.as_mut().now_or_never(), None);
+        assert!(why().contains("not connected to the guard"), "{}", why());
+        sender.send_replace(Some(PodDeletions::Some));
+        assert_eq!(waiting.as_mut().now_or_never(), None);
+        assert!(why().contains("being deleted"), "{}", why());
+        sender.send_replace(Some(PodDeletions::None));
+        waiting.await;
+        sender.send_replace(Some(PodDeletions::Unknown));
+        wait_for_safe_registration(&guard, &mut sender.subscribe()).await;
+    }
+
+    fn pod() -> PodSandbox {
+        let (id, name, uid) = ("s".into(), "p".into(), "uid-1".into());
+        PodSandbox { id, name, uid, namespace: "team".into(), ..PodSandbox::default() }
+    }
+
+    fn container(allocation: &str) -> Container {
+        let key = "berth.dev/grant.nvidia.com_gpu".to_owned();
+        Container {
+            id: "c".into(),
+            pod_sandbox_id: "s".into(),
+            name: "main".into(),
+            annotations: [(key, format!("{allocation} GPU-1=4096"))].into(),
+            ..Container::default()
+        }
+    }
+
+    /// A daemon that follows the guard, by what it has received.
+    struct Follower {
+        link: Link,
+        shown: Published,
+    }
+
+    impl Follower {
+        async fn new(socket: &Path) -> Self {
+            let socket = loop {
+                match UnixStream::connect(socket).await {
+                    Ok(socket) => break socket,
+                    Err(_) => sleep(Duration::from_millis(5)).await,
+                }
+            };
+            let mut link = Link::new(socket);
+            link.send(&Daemon { deletions: PodDeletions::None.into() }).await.unwrap();
+            Self { link, shown: Published::default() }
+        }
+
+        async fn wait_for(&mut self, holds: impl Fn(&Published) -> bool) {
+            while !holds(&self.shown) {
+                self.shown.apply(self.link.receive().await.unwrap().expect("the guard runs"));
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn a_daemon_sees_a_container_from_its_creation_to_its_end_also_over_its_own_restart() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        let settings = Settings {
+            socket: path("guard.sock"),
+            nri_socket: path("nri.sock"),
+            cgroup_root: path("cgroup"),
+        };
+        let nri = UnixListener::bind(&settings.nri_socket).unwrap();
+        let guard = tokio::spawn(run(settings.clone()));
+        let mut daemon = Follower::new(&settings.socket).await;
+        let mut runtime = Runtime::new(nri.accept().await.unwrap().0);
+        runtime.configure().await;
+        let ours = (Some(pod()), Some(container("0000002a-7")));
+        runtime.call("Synchronize", &SynchronizeRequest::default()).await.unwrap();
+        daemon.wait_for(|shown| shown.status.is_connected && shown.containers.is_empty()).await;
+        let create = CreateContainerRequest { pod: ours.0.clone(), container: ours.1.clone() };
+        runtime.call("CreateContainer", &create).await.unwrap();
+        daemon.wait_for(|shown| shown.containers.contains_key("c")).await;
+        drop(daemon);
+        let mut daemon = Follower::new(&settings.socket).await;
+        daemon.wait_for(|shown| shown.status.is_connected).await;
+        let shown = &daemon.shown.containers["c"];
+        assert_eq!((shown.pod_uid.as_str(), shown.ties[0].allocation.as_str()), ("uid-1", "0000002a-7"));
+        // Without a process it has no cgroup.
+        let start = StartContainerRequest { pod: ours.0.clone(), container: ours.1.clone() };
+        runtime.call("StartContainer", &start).await.unwrap();
+        let stop = StopContainerRequest { pod: ours.0.clone(), container: ours.1 };
+        runtime.call("StopContainer", &stop).await.unwrap();
+        daemon.wait_for(|shown| shown.containers.is_empty() && !shown.pods.is_empty()).await;
+        runtime.call("StopPodSandbox", &StopPodSandboxRequest { pod: ours.0 }).await.unwrap();
+        daemon.wait_for(|shown| shown.pods.is_empty()).await;
+        drop(runtime);
+        daemon.wait_for(|shown| !shown.status.is_connected && shown.status.why.contains("closed")).await;
+        guard.abort();
+    }
+
+    #[tokio::test]
+    async fn a_second_guard_waits_for_the_lock_of_the_first() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("run/guard.sock");
+        let first = lock(&socket).await.unwrap();
+        let mut second = std::pin::pin!(lock(&socket));
+        assert!(second.as_mut().now_or_never().is_none());
+        drop(first);
+        second.await.unwrap();
+        let listener = bind(&socket).unwrap();
+        drop(listener);
+        bind(&socket).unwrap();
+        assert_eq!(fs::metadata(&socket).unwrap().permissions().mode() & 0o777, 0o600);
+    }
+}

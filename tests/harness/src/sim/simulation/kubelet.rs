@@ -104,6 +104,12 @@ impl Kubelet {
         on_device.iter().any(|h| h.container == "init" && !has_app(h.pod))
     }
 
+    /// Whether a pod of this name lives whose init container alone holds devices, which `List` does not show.
+    pub(crate) fn has_hidden_pod(&self, name: &str) -> bool {
+        let mut of_init = self.held().filter(|hold| hold.container == "init");
+        of_init.any(|hold| self.name(hold.pod) == name && !self.has_app(hold.pod))
+    }
+
     /// How many pods there ever were: they are numbered from 1 on.
     pub(crate) fn made(&self) -> u32 {
         self.next_pod

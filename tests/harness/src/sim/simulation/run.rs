@@ -73,7 +73,13 @@ fn rest(world: &mut World) {
     see_ends(world);
     if world.ledger().ends_withheld.is_none() {
         let has_ended = |uid: &String| !world.kubelet.is_uid_alive(uid);
-        let held = |a: &&Arc<Allocation>| a.holder.pod_uid.as_ref().is_some_and(has_ended);
+        // Without a source of all pods nothing tells an ended pod from a pod of its name whose init container alone holds
+        // devices: `List` shows the name without devices, as after a loss of the kubelet's checkpoint.
+        let may_be_successor = |a: &Allocation| {
+            !world.sources && a.holder.pod.as_ref().is_some_and(|name| world.kubelet.has_hidden_pod(name))
+        };
+        let held =
+            |a: &&Arc<Allocation>| a.holder.pod_uid.as_ref().is_some_and(has_ended) && !may_be_successor(a);
         let left: Vec<_> = world.ledger().live.values().filter(held).map(|a| a.id).collect();
         if !left.is_empty() {
             let what = format!("the pods of {left:?} have ended, others run, and they are still live");

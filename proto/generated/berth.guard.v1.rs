@@ -59,7 +59,7 @@ pub struct Container {
     /// Whether its cgroup is known, if it runs. If not, processes that outlive it
     /// are not seen.
     #[prost(bool, tag = "7")]
-    pub is_traced: bool,
+    pub is_cgroup_known: bool,
 }
 /// What connects a container with an allocation.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

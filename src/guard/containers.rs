@@ -1,15 +1,12 @@
 //! The containers of the node that hold allocations, as the runtime's calls have shown them.
 
-use crate::leaf::Leaf;
-use berth_kernel::grants::annotation::{self, GrantAnnotation};
+use crate::cgroup::ContainerCgroup;
+use berth_kernel::grants::annotation::{self, ALLOCATION_VARIABLE, GrantAnnotation};
 use berth_kernel::ids::names::AllocationId;
 use berth_proto::guard::{self, Tie};
 use berth_proto::nri::{Container, PodSandbox};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-
-/// The beginning of the variable that carries an allocation's id, in releases without the annotation and since.
-const ALLOCATION_ID: &str = "BERTH_ALLOCATION_ID_";
 
 /// What the runtime has shown, and what is left of it.
 #[derive(Debug, Default)]
@@ -26,18 +23,19 @@ struct Known {
     shown: Arc<guard::Container>,
     sandbox: String,
     /// `None` until it is started.
-    leaf: Option<Leaf>,
+    cgroup: Option<ContainerCgroup>,
     /// The runtime has stopped or removed it, and its cgroup still has processes.
-    is_left: bool,
+    outlives_its_end: bool,
 }
 
 impl Known {
     /// It was started in this cgroup. An unknown one, since the runtime named no process, does not replace a known one.
-    fn start(&mut self, leaf: Option<Leaf>) {
-        self.leaf = leaf.or_else(|| self.leaf.take());
-        let is_traced = self.leaf.is_some();
-        if self.shown.is_traced != is_traced {
-            self.shown = Arc::new(guard::Container { is_traced, ..guard::Container::clone(&self.shown) });
+    fn start(&mut self, cgroup: Option<ContainerCgroup>) {
+        self.cgroup = cgroup.or_else(|| self.cgroup.take());
+        let is_cgroup_known = self.cgroup.is_some();
+        if self.shown.is_cgroup_known != is_cgroup_known {
+            self.shown =
+                Arc::new(guard::Container { is_cgroup_known, ..guard::Container::clone(&self.shown) });
         }
     }
 }
@@ -49,7 +47,7 @@ impl Containers {
         &mut self,
         pods: &[PodSandbox],
         containers: &[Container],
-        leaf_of: impl Fn(&Container) -> Option<Leaf>,
+        cgroup_of: impl Fn(&Container) -> Option<ContainerCgroup>,
     ) {
         let shown: BTreeSet<&String> = containers.iter().map(|container| &container.id).collect();
         let missing: Vec<String> = self.containers.keys().filter(|id| !shown.contains(id)).cloned().collect();
@@ -66,7 +64,7 @@ impl Containers {
             let Some(pod) = pods.get(&container.pod_sandbox_id) else { continue };
             self.create(pod, container);
             if self.is_known(&container.id) {
-                self.start(&container.id, leaf_of(container));
+                self.start(&container.id, cgroup_of(container));
             }
         }
     }
@@ -86,10 +84,10 @@ impl Containers {
             name: container.name.clone(),
             ties,
             // Nothing of it runs yet.
-            is_traced: true,
+            is_cgroup_known: true,
         });
-        let leaf = self.containers.remove(&container.id).and_then(|known| known.leaf);
-        let known = Known { shown, sandbox: pod.id.clone(), leaf, is_left: false };
+        let cgroup = self.containers.remove(&container.id).and_then(|known| known.cgroup);
+        let known = Known { shown, sandbox: pod.id.clone(), cgroup, outlives_its_end: false };
         self.containers.insert(container.id.clone(), known);
         true
     }
@@ -100,17 +98,17 @@ impl Containers {
     }
 
     /// A container is being started in this cgroup; `None` if it cannot be found.
-    pub(crate) fn start(&mut self, id: &str, leaf: Option<Leaf>) {
+    pub(crate) fn start(&mut self, id: &str, cgroup: Option<ContainerCgroup>) {
         if let Some(known) = self.containers.get_mut(id) {
-            known.start(leaf);
+            known.start(cgroup);
         }
     }
 
     /// A container was stopped, has exited, or was removed. Returns whether it was known.
     pub(crate) fn end(&mut self, id: &str) -> bool {
         let Some(known) = self.containers.get_mut(id) else { return false };
-        known.is_left = known.leaf.as_ref().is_some_and(Leaf::has_processes);
-        if !known.is_left {
+        known.outlives_its_end = known.cgroup.as_ref().is_some_and(ContainerCgroup::has_processes);
+        if !known.outlives_its_end {
             self.containers.remove(id);
         }
         true
@@ -130,14 +128,15 @@ impl Containers {
     /// Removes containers that the runtime has stopped or removed and whose cgroup has no processes any more. Returns
     /// whether others are left.
     pub(crate) fn sweep(&mut self) -> bool {
-        self.containers
-            .retain(|_, known| !known.is_left || known.leaf.as_ref().is_some_and(Leaf::has_processes));
+        self.containers.retain(|_, known| {
+            !known.outlives_its_end || known.cgroup.as_ref().is_some_and(ContainerCgroup::has_processes)
+        });
         self.has_left()
     }
 
     /// Whether a container's processes are left although the runtime has stopped or removed it.
     pub(crate) fn has_left(&self) -> bool {
-        self.containers.values().any(|known| known.is_left)
+        self.containers.values().any(|known| known.outlives_its_end)
     }
 
     /// UIDs of the pods whose sandbox runs.
@@ -156,7 +155,7 @@ impl Containers {
 fn ties(pod: &PodSandbox, container: &Container) -> Vec<Tie> {
     let mut ties = BTreeMap::new();
     let variables = container.env.iter().filter_map(|variable| variable.split_once('='));
-    for (_, id) in variables.filter(|(name, _)| name.starts_with(ALLOCATION_ID)) {
+    for (_, id) in variables.filter(|(name, _)| name.starts_with(ALLOCATION_VARIABLE)) {
         // The pod may have set it, so another value is no error of Berth's.
         if let Ok(id) = AllocationId::parse(id) {
             ties.insert(id, false);
@@ -203,12 +202,12 @@ mod tests {
     }
 
     /// A cgroup with a process, or one without.
-    fn leaf(root: &Path, name: &str, has_processes: bool) -> Leaf {
+    fn cgroup(root: &Path, name: &str, has_processes: bool) -> ContainerCgroup {
         fs::write(root.join("cgroup.controllers"), "").unwrap();
         let folder = root.join(name);
         fs::create_dir_all(&folder).unwrap();
         fs::write(folder.join("cgroup.events"), format!("populated {}\n", u8::from(has_processes))).unwrap();
-        Leaf::find_for_tests(&format!("0::/{name}\n"), root)
+        ContainerCgroup::find_for_tests(&format!("0::/{name}\n"), root)
     }
 
     #[test]
@@ -233,7 +232,7 @@ mod tests {
         both.env = ["0000002a-7", "0000002a-8", "mine"]
             .iter()
             .zip(["A", "B", "C"])
-            .map(|(id, name)| format!("{ALLOCATION_ID}{name}={id}"))
+            .map(|(id, name)| format!("{ALLOCATION_VARIABLE}{name}={id}"))
             .collect();
         both.annotations.insert("berth.dev/grant.other".into(), "nonsense".into());
         both.annotations.insert("example.com/grant".into(), "0000002a-9".into());
@@ -255,13 +254,13 @@ mod tests {
         let mut seen = Containers::default();
         for (id, has_processes) in [("gone", false), ("left", true)] {
             seen.create(&pod("s"), &container(id, "s", "0000002a-7"));
-            seen.start(id, Some(leaf(root.path(), id, has_processes)));
+            seen.start(id, Some(cgroup(root.path(), id, has_processes)));
         }
         seen.end_sandbox("s");
         assert!(seen.pods().is_empty());
         assert_eq!(seen.shown().into_keys().collect::<Vec<_>>(), ["left"]);
         assert!(seen.sweep(), "it is looked at again");
-        let _ = leaf(root.path(), "left", false);
+        let _ = cgroup(root.path(), "left", false);
         assert!(!seen.sweep() && seen.shown().is_empty());
     }
 
@@ -269,12 +268,12 @@ mod tests {
     fn a_container_whose_cgroup_cannot_be_found_is_shown_as_such_and_a_known_cgroup_is_kept() {
         let root = tempfile::tempdir().unwrap();
         let mut seen = Containers::default();
-        let shown = |seen: &Containers| seen.shown()["c"].is_traced;
+        let shown = |seen: &Containers| seen.shown()["c"].is_cgroup_known;
         seen.create(&pod("s"), &container("c", "s", "0000002a-7"));
         assert!(shown(&seen), "nothing of it runs");
         seen.start("c", None);
         assert!(!shown(&seen));
-        seen.start("c", Some(leaf(root.path(), "c", true)));
+        seen.start("c", Some(cgroup(root.path(), "c", true)));
         assert!(shown(&seen));
         // The runtime has started again, and does not name the container's process.
         seen.synchronize(&[pod("s")], &[container("c", "s", "0000002a-7")], |_| None);
@@ -313,7 +312,7 @@ mod tests {
         let mut seen = Containers::default();
         for (id, has_processes) in [("exited", false), ("left", true), ("kept", true)] {
             seen.create(&pod("s"), &container(id, "s", "0000002a-7"));
-            seen.start(id, Some(leaf(root.path(), id, has_processes)));
+            seen.start(id, Some(cgroup(root.path(), id, has_processes)));
         }
         let shown = vec![container("kept", "s", "0000002a-7"), container("new", "t", "0000002a-8")];
         let orphan = container("orphan", "unknown", "0000002a-9");

@@ -2,12 +2,13 @@
 //! deleted.
 
 use crate::link::{Link, Published, is_of_trusted_user};
-use berth_core::keeper::{CommandError, Snapshot};
+use berth_core::keeper::CommandError;
 use berth_core::{KernelHandle, next_beat};
 use berth_kernel::evidence::pods::{PodsView, Stage};
 use berth_kernel::evidence::runtime::{RuntimeContainer, RuntimeView, Tie};
 use berth_kernel::ids::names::AllocationId;
 use berth_kernel::node::command::Command;
+use berth_kernel::node::ledger::Ledger;
 use berth_proto::guard::{Container, Daemon, PodDeletions, Update};
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
@@ -257,7 +258,7 @@ fn runtime_container(container: &Container, tie: Tie) -> RuntimeContainer {
         pod_uid: container.pod_uid.clone(),
         name: container.name.clone(),
         tie,
-        is_traced: container.is_traced,
+        is_cgroup_known: container.is_cgroup_known,
     }
 }
 
@@ -275,12 +276,8 @@ impl Deletions {
     /// The answer for this snapshot; most snapshots have the view of the one before. `None` until a source that is
     /// configured has answered. While it is not connected, its last view counts: the kubelet, too, learns of deletions
     /// from the API server alone.
-    fn of(&mut self, ledger: &Snapshot) -> Option<PodDeletions> {
-        let is_same = match (&self.view, &ledger.pods) {
-            (Some(known), Some(view)) => Arc::ptr_eq(known, view),
-            (known, view) => known.is_none() && view.is_none(),
-        };
-        if !is_same {
+    fn of(&mut self, ledger: &Ledger) -> Option<PodDeletions> {
+        if self.view.as_ref().map(Arc::as_ptr) != ledger.pods.as_ref().map(Arc::as_ptr) {
             self.view.clone_from(&ledger.pods);
             self.newest = match &self.view {
                 Some(view) if view.current || self.newest.is_some() => Some(deletions(view)),
@@ -296,5 +293,55 @@ fn deletions(view: &PodsView) -> PodDeletions {
     match pods.any(|pod| pod.deletion_wall_ms.is_some() && pod.stage != Stage::Finished) {
         true => PodDeletions::Some,
         false => PodDeletions::None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use berth_kernel::evidence::pods::{Pod, PodsSource};
+
+    /// A ledger with a view of one pod, which is being deleted since then.
+    fn ledger(is_current: bool, deletion_wall_ms: Option<u64>, stage: Stage) -> Ledger {
+        let pod = Pod {
+            uid: "uid-1".into(),
+            namespace: "team".into(),
+            name: "p".into(),
+            labels: Vec::new(),
+            is_static: false,
+            owner: None,
+            stage,
+            deletion_wall_ms,
+            created_wall_ms: 0,
+            containers: Vec::new(),
+            bypass: None,
+        };
+        let mut view = PodsView::empty(PodsSource::ApiServer);
+        view.current = is_current;
+        view.pods.insert(pod.uid.clone(), Arc::new(pod));
+        Ledger { pods: Some(Arc::new(view)), ..Ledger::default() }
+    }
+
+    #[test]
+    fn a_source_that_has_not_answered_yet_permits_no_registration() {
+        let mut deletions = Deletions::new(true);
+        assert_eq!(deletions.of(&Ledger::default()), None);
+        assert_eq!(deletions.of(&ledger(false, None, Stage::Admitted)), None, "it is not connected yet");
+        assert_eq!(deletions.of(&ledger(true, None, Stage::Admitted)), Some(PodDeletions::None));
+        assert_eq!(Deletions::new(false).of(&Ledger::default()), Some(PodDeletions::Unknown));
+    }
+
+    #[test]
+    fn a_deletion_counts_until_the_pod_has_finished_also_while_the_source_is_away() {
+        let mut deletions = Deletions::new(true);
+        for (is_current, deleted, stage, expected) in [
+            (true, Some(1), Stage::Admitted, PodDeletions::Some),
+            (false, Some(1), Stage::Admitted, PodDeletions::Some),
+            (true, Some(1), Stage::Finished, PodDeletions::None),
+            (false, None, Stage::Admitted, PodDeletions::None),
+        ] {
+            let known = deletions.of(&ledger(is_current, deleted, stage));
+            assert_eq!(known, Some(expected), "{is_current} {deleted:?} {stage:?}");
+        }
     }
 }

@@ -7,14 +7,14 @@
 //!     session     registration, answers to its calls
 //!     plugin      what a session calls
 //!     containers  those that hold allocations
-//!     leaf        the cgroup of a container
+//!     cgroup        the cgroup of a container
 //!     process     puts these together  ──── link ────────────┘
 //! ```
 
+mod cgroup;
 mod containers;
 mod daemon;
 mod frame;
-mod leaf;
 mod link;
 mod plugin;
 mod process;

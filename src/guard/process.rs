@@ -1,7 +1,7 @@
 //! The process `berth guard`: a plugin of the container runtime that keeps what the runtime shows for the daemon.
 
+use crate::cgroup::ContainerCgroup;
 use crate::containers::Containers;
-use crate::leaf::Leaf;
 use crate::link::{self, Published};
 use crate::plugin::{ContainerEvent, Plugin, Refusal, RuntimeInfo};
 use crate::session;
@@ -213,8 +213,9 @@ async fn wait_for_safe_registration(guard: &Guard, deletions: &mut watch::Receiv
                  containers have ended; the guard registers after that"
             }
             None => {
-                "`berth serve` is not connected to the guard: start it with the same `guard.socket`; only it knows whether \
-                 a pod is being deleted, and a registration would then block the container runtime"
+                "`berth serve` has not sent whether a pod is being deleted, during which a registration would block the \
+                 container runtime: it is not connected, which needs the same `guard.socket`, or it waits for the API \
+                 server's first answer (`berth node show`)"
             }
         };
         guard.set_unconnected(why.into());
@@ -250,12 +251,12 @@ struct Registered {
 
 impl Registered {
     /// The cgroup of a container that runs.
-    fn leaf_of(&self, container: &Container) -> Option<Leaf> {
+    fn cgroup_of(&self, container: &Container) -> Option<ContainerCgroup> {
         if container.pid == 0 {
             return None;
         }
-        let leaf = Leaf::of_process(container.pid, &self.settings.cgroup_root);
-        leaf.inspect_err(|error| {
+        let cgroup = ContainerCgroup::of_process(container.pid, &self.settings.cgroup_root);
+        cgroup.inspect_err(|error| {
             tracing::warn!(
                 container = container.id,
                 %error,
@@ -282,7 +283,7 @@ impl Plugin for Registered {
 
     async fn synchronize(&mut self, pods: Vec<PodSandbox>, containers: Vec<Container>) {
         self.guard.update(|known| {
-            known.synchronize(&pods, &containers, |container| self.leaf_of(container));
+            known.synchronize(&pods, &containers, |container| self.cgroup_of(container));
             true
         });
         self.guard.set_status(|status| (status.is_connected, status.why) = (true, String::new()));
@@ -304,9 +305,9 @@ impl Plugin for Registered {
 
     async fn start_container(&mut self, _: PodSandbox, container: Container) -> Result<(), Refusal> {
         if self.guard.containers.lock().is_known(&container.id) {
-            let leaf = self.leaf_of(&container);
+            let cgroup = self.cgroup_of(&container);
             self.guard.update(|known| {
-                known.start(&container.id, leaf);
+                known.start(&container.id, cgroup);
                 true
             });
         }
@@ -345,7 +346,7 @@ mod tests {
         let mut receiver = sender.subscribe();
         let mut waiting = std::pin::pin!(wait_for_safe_registration(&guard, &mut receiver));
         assert_eq!(waiting.as_mut().now_or_never(), None);
-        assert!(why().contains("not connected to the guard"), "{}", why());
+        assert!(why().contains("has not sent whether"), "{}", why());
         sender.send_replace(Some(PodDeletions::Some));
         assert_eq!(waiting.as_mut().now_or_never(), None);
         assert!(why().contains("being deleted"), "{}", why());

@@ -31,11 +31,7 @@ impl ContainerEnds {
     /// Plans passes if the runtime shows more ends than before. It is called with each snapshot, and most snapshots
     /// have the view of the one before.
     pub(super) fn update(&mut self, ledger: &Ledger, now: Instant) {
-        let is_same = match (&self.view, &ledger.runtime) {
-            (Some(known), Some(view)) => Arc::ptr_eq(known, view),
-            (known, view) => known.is_none() && view.is_none(),
-        };
-        if is_same {
+        if self.view.as_ref().map(Arc::as_ptr) == ledger.runtime.as_ref().map(Arc::as_ptr) {
             return;
         }
         self.view.clone_from(&ledger.runtime);
@@ -105,7 +101,7 @@ mod tests {
             pod_uid: format!("uid-{number}"),
             name: "main".into(),
             tie: Tie::Annotation,
-            is_traced: true,
+            is_cgroup_known: true,
         };
         let containers =
             numbers.iter().map(|n| (AllocationId { store: 1, number: *n }, vec![Arc::new(container(*n))]));

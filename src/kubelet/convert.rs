@@ -8,7 +8,7 @@ use crate::edits::{DeviceListStrategy, Edits, MpsEdits, ResourceEdits, device_na
 use berth_kernel::evidence::part_use;
 use berth_kernel::evidence::pods::VISIBLE_DEVICES;
 use berth_kernel::grants::allocation::{Allocation, Limits};
-use berth_kernel::grants::annotation::{self, GrantAnnotation};
+use berth_kernel::grants::annotation::{self, ALLOCATION_VARIABLE, GrantAnnotation};
 use berth_kernel::hardware::gpu::Part;
 use berth_kernel::ids::names::Resource;
 use berth_kernel::node::ledger::Ledger;
@@ -19,8 +19,6 @@ use std::collections::BTreeSet;
 const NO_DEVICES: &str = "void";
 /// The folder whose mounts name devices to NVIDIA's runtimes.
 const MOUNTS_ROOT: &str = "/var/run/nvidia-container-devices";
-/// Prefix of the variable that carries the allocation's id. The kubelet's checkpoint stores it with the pod's UID.
-const ALLOCATION_ID: &str = "BERTH_ALLOCATION_ID_";
 
 /// A key that differs between two resources of one container: the kubelet merges their environments
 /// and keeps only one of two equal keys.
@@ -35,7 +33,7 @@ fn resource_key(prefix: &str, resource: &Resource) -> String {
 
 /// The environment key that carries the allocation id of this resource.
 pub(super) fn allocation_key(resource: &Resource) -> String {
-    resource_key(ALLOCATION_ID, resource)
+    resource_key(ALLOCATION_VARIABLE, resource)
 }
 
 /// A listed device as a wire type. A device without a NUMA node has no topology at all.

@@ -23,8 +23,8 @@ pub struct RuntimeView {
     /// UIDs of the pods whose sandbox runs.
     pub pods: BTreeSet<String>,
     /// The containers that hold allocations: those that the runtime has not removed and that have not exited, and those
-    /// whose cgroup still has processes.
-    /// More than one names an allocation if a pod claims that of another, and while a container is replaced.
+    /// whose cgroup still has processes. More than one names an allocation if a pod claims that of another, and while a
+    /// container is replaced.
     pub containers: BTreeMap<AllocationId, Vec<Arc<RuntimeContainer>>>,
 }
 
@@ -45,7 +45,7 @@ pub struct RuntimeContainer {
     pub tie: Tie,
     /// Whether its cgroup is known if it runs. If not, processes that outlive it are not seen, so that its end shows
     /// nothing.
-    pub is_traced: bool,
+    pub is_cgroup_known: bool,
 }
 
 /// What connects a container with an allocation.
@@ -102,13 +102,6 @@ impl RuntimeView {
 }
 
 impl Ledger {
-    /// The container of an allocation, if the runtime shows it now.
-    #[must_use]
-    pub fn runtime_container_of(&self, allocation: &Allocation) -> Option<&RuntimeContainer> {
-        let view = self.runtime.as_deref().filter(|view| view.is_whole)?;
-        view.container_of(allocation)
-    }
-
     /// What the runtime shows of an allocation.
     #[must_use]
     pub fn runtime_state_of(&self, allocation: &Allocation) -> RuntimeState {
@@ -165,7 +158,7 @@ pub(crate) mod tests {
             pod_uid: uid.into(),
             name: name.into(),
             tie,
-            is_traced: true,
+            is_cgroup_known: true,
         })
     }
 
@@ -260,7 +253,8 @@ pub(crate) mod tests {
         let mut node = Node::new();
         let id = node.grant("GPU-0", Some(0), "uid-1", "main");
         let traced = container("uid-1", "main", Tie::Annotation);
-        let untraced = Arc::new(RuntimeContainer { is_traced: false, ..RuntimeContainer::clone(&traced) });
+        let untraced =
+            Arc::new(RuntimeContainer { is_cgroup_known: false, ..RuntimeContainer::clone(&traced) });
         for (seen, expected) in [(&traced, RuntimeState::Gone), (&untraced, RuntimeState::Unknown)] {
             // It is created, and then started.
             see(&mut node, view(&[(id, Arc::clone(&traced))]));

@@ -13,6 +13,10 @@ use std::fmt;
 /// container's resources by key.
 const PREFIX: &str = "berth.dev/grant.";
 
+/// The beginning of the variable that has the allocation's id in the container's environment. The kubelet's checkpoint
+/// stores it with the pod's UID.
+pub const ALLOCATION_VARIABLE: &str = "BERTH_ALLOCATION_ID_";
+
 /// What the annotation says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GrantAnnotation {

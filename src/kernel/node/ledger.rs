@@ -475,7 +475,7 @@ impl Ledger {
         let live = Arc::clone(&self.live);
         for allocation in view.containers.keys().filter_map(|id| live.get(id)) {
             let Some(container) = view.container_of(allocation) else { continue };
-            let run = container.is_traced.then_some(view.guard_run);
+            let run = container.is_cgroup_known.then_some(view.guard_run);
             let is_recorded =
                 self.sightings.get(&allocation.id).is_some_and(|sighting| sighting.seen_by_guard_run == run);
             if !is_recorded && let Some(sighting) = Arc::make_mut(&mut self.sightings).get_mut(&allocation.id)

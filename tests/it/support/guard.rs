@@ -90,6 +90,6 @@ pub(crate) fn container(uid: &str, pod: &str, name: &str, view: &ContainerView) 
         pod_uid: uid.into(),
         name: name.into(),
         ties: ties.collect(),
-        is_traced: true,
+        is_cgroup_known: true,
     }
 }

@@ -57,7 +57,7 @@ impl World {
                 pod_uid: held.uid.clone(),
                 name: held.container.into(),
                 tie: Tie::Annotation,
-                is_traced: true,
+                is_cgroup_known: true,
             };
             view.containers.entry(allocation).or_default().push(Arc::new(container));
         }

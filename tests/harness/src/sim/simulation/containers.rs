@@ -53,7 +53,7 @@ impl Runtime {
                 pod_uid: uid(*pod),
                 name: (*name).into(),
                 tie: Tie::Annotation,
-                is_traced: true,
+                is_cgroup_known: true,
             };
             containers.entry(*allocation).or_default().push(Arc::new(container));
         }

@@ -11,11 +11,11 @@ const DEPTH_MAX: usize = 8;
 
 /// The folder of a container's cgroup.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Leaf {
+pub(crate) struct ContainerCgroup {
     path: PathBuf,
 }
 
-impl Leaf {
+impl ContainerCgroup {
     /// The cgroup of a process, below the folder where the cgroups of the node are mounted.
     ///
     /// # Errors
@@ -94,56 +94,57 @@ mod tests {
     fn it_is_where_the_process_is_in_v2_and_below_a_controller_in_v1() {
         let text = "4:devices:/kubepods/pod1/c1\n3:cpu,cpuacct:/kubepods/pod1/c1\n0::/kubepods/pod1/c1\n";
         let v2 = v2();
-        assert_eq!(Leaf::find(text, v2.path()), None, "the folder does not exist");
+        assert_eq!(ContainerCgroup::find(text, v2.path()), None, "the folder does not exist");
         let folder = v2.path().join("kubepods/pod1/c1");
         fs::create_dir_all(&folder).unwrap();
-        assert_eq!(Leaf::find(text, v2.path()), Some(Leaf { path: folder }));
+        assert_eq!(ContainerCgroup::find(text, v2.path()), Some(ContainerCgroup { path: folder }));
         let v1 = tempfile::tempdir().unwrap();
         let folder = v1.path().join("devices/kubepods/pod1/c1");
         fs::create_dir_all(&folder).unwrap();
-        assert_eq!(Leaf::find(text, v1.path()), Some(Leaf { path: folder }));
+        assert_eq!(ContainerCgroup::find(text, v1.path()), Some(ContainerCgroup { path: folder }));
     }
 
     #[test]
     fn a_path_outside_of_the_mount_and_the_root_are_no_containers() {
         let root = v2();
         for text in ["0::/\n", "0::/../../etc\n", "0::relative\n", "", "0:\n"] {
-            assert_eq!(Leaf::find(text, root.path()), None, "{text:?}");
+            assert_eq!(ContainerCgroup::find(text, root.path()), None, "{text:?}");
         }
     }
 
     #[test]
     fn this_process_has_a_cgroup_and_is_in_it() {
         let mounts = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
-        let found =
-            mounts.iter().filter_map(|root| Leaf::of_process(std::process::id(), Path::new(root)).ok());
-        for leaf in found {
-            assert!(leaf.has_processes(), "{leaf:?}");
+        let found = mounts
+            .iter()
+            .filter_map(|root| ContainerCgroup::of_process(std::process::id(), Path::new(root)).ok());
+        for cgroup in found {
+            assert!(cgroup.has_processes(), "{cgroup:?}");
         }
-        Leaf::of_process(u32::MAX, Path::new("/sys/fs/cgroup")).unwrap_err();
+        ContainerCgroup::of_process(u32::MAX, Path::new("/sys/fs/cgroup")).unwrap_err();
     }
 
     #[test]
     fn it_has_processes_until_the_kernel_says_that_it_has_none() {
         let root = v2();
-        let leaf = Leaf { path: root.path().join("c1") };
-        assert!(!leaf.has_processes(), "it does not exist");
-        fs::create_dir(&leaf.path).unwrap();
-        let events = leaf.path.join("cgroup.events");
+        let cgroup = ContainerCgroup { path: root.path().join("c1") };
+        assert!(!cgroup.has_processes(), "it does not exist");
+        fs::create_dir(&cgroup.path).unwrap();
+        let events = cgroup.path.join("cgroup.events");
         for (text, expected) in
             [("populated 1\nfrozen 0\n", true), ("populated 0\nfrozen 0\n", false), ("", true)]
         {
             fs::write(&events, text).unwrap();
-            assert_eq!(leaf.has_processes(), expected, "{text:?}");
+            assert_eq!(cgroup.has_processes(), expected, "{text:?}");
         }
         // cgroup v1, with a cgroup of the container's own below.
         fs::remove_file(&events).unwrap();
-        let inner = leaf.path.join("init");
+        let inner = cgroup.path.join("init");
         fs::create_dir(&inner).unwrap();
         for (outer, inner_text, expected) in [("", "", false), ("7\n", "", true), ("", "8\n", true)] {
-            fs::write(leaf.path.join("cgroup.procs"), outer).unwrap();
+            fs::write(cgroup.path.join("cgroup.procs"), outer).unwrap();
             fs::write(inner.join("cgroup.procs"), inner_text).unwrap();
-            assert_eq!(leaf.has_processes(), expected, "{outer:?} {inner_text:?}");
+            assert_eq!(cgroup.has_processes(), expected, "{outer:?} {inner_text:?}");
         }
     }
 }

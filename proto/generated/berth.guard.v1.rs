@@ -19,7 +19,7 @@ pub struct Update {
     #[prost(string, repeated, tag = "6")]
     pub removed_pods: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Status {
     /// Berth's version of the guard.
     #[prost(string, tag = "1")]
@@ -38,6 +38,32 @@ pub struct Status {
     pub is_connected: bool,
     /// Why it is not.
     #[prost(string, tag = "6")]
+    pub why: ::prost::alloc::string::String,
+    /// The GPUs on which the guard has tried to limit memory.
+    #[prost(message, repeated, tag = "7")]
+    pub limit_support: ::prost::alloc::vec::Vec<LimitSupport>,
+    /// Why it can limit memory on no GPU; empty if it has tried.
+    #[prost(string, tag = "8")]
+    pub limits_error: ::prost::alloc::string::String,
+    /// Whether the guard uses the driver, so that it cannot be unloaded.
+    #[prost(bool, tag = "9")]
+    pub has_driver_open: bool,
+    /// The last order about the driver that the guard has carried out; absent
+    /// from releases that do not use the driver.
+    #[prost(bool, optional, tag = "10")]
+    pub is_driver_released: ::core::option::Option<bool>,
+    /// Whether containers are refused whose memory limits cannot be set.
+    #[prost(bool, tag = "11")]
+    pub is_required: bool,
+}
+/// Whether memory limits can be set on a GPU.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct LimitSupport {
+    /// UUID of the GPU.
+    #[prost(string, tag = "1")]
+    pub gpu: ::prost::alloc::string::String,
+    /// Why limits cannot be set; empty if one that was set was read back.
+    #[prost(string, tag = "2")]
     pub why: ::prost::alloc::string::String,
 }
 /// A container with an allocation that the runtime has not removed, or whose
@@ -60,6 +86,44 @@ pub struct Container {
     /// are not seen.
     #[prost(bool, tag = "7")]
     pub is_cgroup_known: bool,
+    /// Whether it may use all devices of the node, and so remove its limits.
+    #[prost(bool, tag = "8")]
+    pub is_privileged: bool,
+    #[prost(message, repeated, tag = "9")]
+    pub limits: ::prost::alloc::vec::Vec<MemoryLimit>,
+}
+/// A limit of the memory that a container may use of one GPU.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct MemoryLimit {
+    /// UUID of the GPU.
+    #[prost(string, tag = "1")]
+    pub gpu: ::prost::alloc::string::String,
+    /// MiB, the sum of all grants of the container.
+    #[prost(uint64, tag = "2")]
+    pub granted_mib: u64,
+    #[prost(enumeration = "LimitState", tag = "3")]
+    pub state: i32,
+    /// Why it is not in force, or cannot be read.
+    #[prost(string, tag = "4")]
+    pub why: ::prost::alloc::string::String,
+    /// What was last read back; absent if nothing was.
+    #[prost(message, optional, tag = "5")]
+    pub reading: ::core::option::Option<LimitReading>,
+    /// How often the guard found that the limit had changed.
+    #[prost(uint32, tag = "6")]
+    pub times_changed: u32,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct LimitReading {
+    /// MiB that the processes of the cgroup may allocate.
+    #[prost(uint64, tag = "1")]
+    pub limit_mib: u64,
+    /// MiB that they have allocated.
+    #[prost(uint64, tag = "2")]
+    pub used_mib: u64,
+    /// Milliseconds since 1970.
+    #[prost(uint64, tag = "3")]
+    pub wall_ms: u64,
 }
 /// What connects a container with an allocation.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -76,6 +140,51 @@ pub struct Tie {
 pub struct Daemon {
     #[prost(enumeration = "PodDeletions", tag = "1")]
     pub deletions: i32,
+    /// Whether the driver was released (`berth nvml release`): the guard closes
+    /// NVML, too.
+    #[prost(bool, tag = "2")]
+    pub is_driver_released: bool,
+    /// Whether the daemon does not know yet if pods are being deleted. A guard of
+    /// a release without this field is sent POD_DELETIONS_SOME meanwhile, so that
+    /// it does not register.
+    #[prost(bool, tag = "3")]
+    pub are_deletions_unknown_yet: bool,
+}
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum LimitState {
+    /// Not set yet.
+    Pending = 0,
+    /// Set before the container's first instruction.
+    Set = 1,
+    /// Set while the container ran.
+    Late = 2,
+    /// It could not be set, or does not stay.
+    Failed = 3,
+}
+impl LimitState {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Pending => "LIMIT_STATE_PENDING",
+            Self::Set => "LIMIT_STATE_SET",
+            Self::Late => "LIMIT_STATE_LATE",
+            Self::Failed => "LIMIT_STATE_FAILED",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "LIMIT_STATE_PENDING" => Some(Self::Pending),
+            "LIMIT_STATE_SET" => Some(Self::Set),
+            "LIMIT_STATE_LATE" => Some(Self::Late),
+            "LIMIT_STATE_FAILED" => Some(Self::Failed),
+            _ => None,
+        }
+    }
 }
 /// Whether pods of the node are being deleted. A registration with the runtime
 /// would wait for their containers, and all other calls behind it.

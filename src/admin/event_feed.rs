@@ -103,6 +103,19 @@ pub(crate) fn transition_event(transition: &Transition, ledger: &Ledger, now: No
             allocation = Some(found.allocation.id);
             EventKind::AllocationContested
         }
+        Transition::LimitFailed(limited, _) => {
+            allocation = Some(limited.id);
+            EventKind::LimitNotSet
+        }
+        Transition::LimitChanged(limited, _) => {
+            allocation = Some(limited.id);
+            EventKind::LimitChanged
+        }
+        Transition::GrantForged(named, _) => {
+            allocation = Some(named.id);
+            EventKind::GrantForged
+        }
+        Transition::GuardChanged(_) => EventKind::Guard,
         Transition::Eviction(_) => EventKind::Eviction,
         Transition::EndsWithheldChanged(_) => EventKind::Hold,
         Transition::StrategyChanged(_) => EventKind::NoDeviceStrategy,

@@ -52,7 +52,8 @@ impl IntoFailure for Refusal {
             | Refusal::Unhealthy { .. }
             | Refusal::Vanished { .. }
             | Refusal::NoDeviceStrategy { .. }
-            | Refusal::NoCdiName { .. } => problem(Kind::State),
+            | Refusal::NoCdiName { .. }
+            | Refusal::NotEnforced { .. } => problem(Kind::State),
             Refusal::NoAnswer { .. } => problem(Kind::State).hint(
                 "it is scanned again every few seconds: reset it, or repair the driver, the slot or the node, and mark it \
                  healthy once it answers; it also becomes healthy by itself after a time without errors",

@@ -2,7 +2,7 @@
 
 use super::values::values;
 use berth_kernel::evidence::attribution::Attributions;
-use berth_kernel::evidence::part_use;
+use berth_kernel::evidence::{limits, part_use};
 use berth_kernel::grants::allocation as kernel;
 use berth_kernel::ids::names::Resource;
 use berth_kernel::ids::time::rfc3339;
@@ -141,8 +141,81 @@ pub struct AllocationLimits {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = 25)]
     pub compute_percent: Option<u32>,
-    /// What enforces them.
+    /// What enforces them; with several parts, the weakest of what enforces them.
     pub enforced_by: EnforcedBy,
+    /// The container's memory limits by GPU; absent without a guard, or if the guard limits none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub per_gpu: Vec<GpuLimit>,
+    /// Whether the container is privileged, as the guard has shown, so that it can remove its limits.
+    #[serde(default)]
+    #[schema(example = false)]
+    pub privileged: bool,
+}
+
+/// A container's memory limit on one GPU.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct GpuLimit {
+    /// UUID of the GPU.
+    #[schema(example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5")]
+    pub gpu: String,
+    /// MiB that all allocations of the container together may use of the GPU.
+    #[serde(rename = "grantedMiB")]
+    #[schema(example = 20389)]
+    pub granted_mib: u64,
+    /// Whether it was set.
+    pub state: LimitState,
+    /// The limit that NVML reported when it was last read back, MiB; absent if nothing was read for a minute. The driver
+    /// rounds down to pages of 2 MiB.
+    #[serde(rename = "limitMiB", default, skip_serializing_if = "Option::is_none")]
+    #[schema(example = 20388)]
+    pub limit_mib: Option<u64>,
+    /// MiB that the container used then.
+    #[serde(rename = "usedMiB", default, skip_serializing_if = "Option::is_none")]
+    #[schema(example = 18000)]
+    pub used_mib: Option<u64>,
+    /// When it was read back.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(format = DateTime, example = "2026-02-03T04:05:06.000Z")]
+    pub read_at: Option<String>,
+    /// How often the guard found that the limit had changed.
+    #[serde(default)]
+    #[schema(example = 0)]
+    pub times_changed: u32,
+    /// Why it is not set, or cannot be read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(example = "NVML has not answered for 2 s")]
+    pub why: Option<String>,
+}
+
+values! {
+    /// Whether a memory limit was set.
+    LimitState from limits::LimitState {
+        /// Not yet: the container has not started, NVML has not answered, or limits do not work on the GPU.
+        Pending = "pending",
+        /// Before the container's first instruction.
+        Set = "set",
+        /// While the container ran.
+        Late = "late",
+        /// It could not be set, or does not stay.
+        Failed = "failed",
+    }
+}
+
+impl GpuLimit {
+    fn of(limit: &limits::MemoryLimit) -> Self {
+        let reading = limit.reading.filter(|reading| !reading.is_stale);
+        Self {
+            gpu: limit.gpu.to_string(),
+            granted_mib: limit.granted_mib,
+            state: (&limit.state).into(),
+            limit_mib: reading.map(|reading| reading.limit_mib),
+            used_mib: reading.map(|reading| reading.used_mib),
+            read_at: reading.map(|reading| rfc3339(reading.wall_ms)),
+            times_changed: limit.times_changed,
+            why: limit.why.as_deref().map(String::from),
+        }
+    }
 }
 
 values! {
@@ -152,6 +225,9 @@ values! {
         None = "none",
         /// MPS.
         Mps = "mps",
+        /// The driver: memory limits that the guard has set on the container's cgroup and read back. They limit memory, and
+        /// not compute.
+        MemoryLimits = "memoryLimits",
         /// The hardware.
         Mig = "mig",
     }
@@ -251,6 +327,8 @@ impl Allocation {
                 memory_mib: limits.memory_mib,
                 compute_percent: limits.compute_percent,
                 enforced_by: (&by).into(),
+                per_gpu: ledger.memory_limits_of(allocation).iter().map(GpuLimit::of).collect(),
+                privileged: ledger.container_of(allocation).is_some_and(|container| container.is_privileged),
             }),
             uses: match live {
                 true => part_use::part_uses(owners, allocation).iter().map(PartUse::of).collect(),

@@ -76,6 +76,14 @@ values! {
         AllocationEnded = "allocationEnded",
         /// A device of an allocation is held by another pod, too: the kubelet gave it to both.
         AllocationContested = "allocationContested",
+        /// The memory limit of a container could not be set, or does not stay.
+        LimitNotSet = "limitNotSet",
+        /// The memory limit of a container was changed by something other than the guard, which has set it again.
+        LimitChanged = "limitChanged",
+        /// A container names an allocation of another pod.
+        GrantForged = "grantForged",
+        /// The guard shows the containers of the node, or no longer does.
+        Guard = "guard",
         /// A request of the kubelet for devices was refused: the pod fails. In a burst some of these events are
         /// left out; the next one says how many.
         RequestRefused = "requestRefused",
@@ -121,6 +129,10 @@ impl EventKind {
             | Self::GpuUncordoned
             | Self::Eviction
             | Self::AllocationContested
+            | Self::LimitNotSet
+            | Self::LimitChanged
+            | Self::GrantForged
+            | Self::Guard
             | Self::RequestRefused
             | Self::Hold
             | Self::NoDeviceStrategy

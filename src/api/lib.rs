@@ -22,7 +22,7 @@ mod values;
 pub use access::{Access, AccessRight};
 pub use allocation::{
     Allocation, AllocationLimits, AllocationList, AllocationState, Decision, End, EndReason, EnforcedBy,
-    Holder, Limits, PartUse, SharedUse,
+    GpuLimit, Holder, LimitState, Limits, PartUse, SharedUse,
 };
 pub use berth_kernel::ids::time::rfc3339;
 pub use berth_kernel::policy::hooks::MODULE_BYTES_MAX;
@@ -46,8 +46,8 @@ pub use gpu::{
 pub use health::HealthState;
 pub use history::{GpuHistory, GpuSample, PodHistory, PodSample};
 pub use node::{
-    Alive, Check, Counts, DeviceListStrategy, DriverRelease, Guard, Node, NotFree, NotFreeState, Ready,
-    ReleaseOrder, ResourceState, StepState,
+    Alive, Check, Counts, DeviceListStrategy, DriverRelease, GpuLimits, Guard, Node, NotFree, NotFreeState,
+    Ready, ReleaseOrder, ResourceState, StepState,
 };
 pub use policy::{Hook, Policy, PolicyDetail, PolicyList, parameters};
 pub use problem::{Action, Kind, Operation, Problem};

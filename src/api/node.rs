@@ -4,8 +4,11 @@ use super::configuration::ConfigurationState;
 use super::process::ProcessSight;
 use super::stack::StackSource;
 use super::values::values;
+use berth_kernel::evidence::limits::LimitSupport;
+use berth_kernel::ids::names::GpuId;
 use berth_kernel::sharing::capacity;
 use serde::{Deserialize, Serialize};
+use std::sync::Arc;
 use utoipa::ToSchema;
 
 /// The node and its daemon.
@@ -105,6 +108,42 @@ pub struct Guard {
         example = "/run/berth-guard/guard.sock does not exist: run `berth guard` on this node, which creates it"
     )]
     pub why: Option<String>,
+    /// Whether it can limit the memory of containers, by GPU.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub memory_limits: Vec<GpuLimits>,
+    /// Why the guard can limit memory on no GPU.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(example = "`enforce.memory` is `off`")]
+    pub memory_limits_error: Option<String>,
+}
+
+/// Whether the guard can limit the memory of containers on a GPU.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct GpuLimits {
+    /// UUID of the GPU.
+    #[schema(example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5")]
+    pub gpu: String,
+    /// Whether a limit that the guard set was read back.
+    pub supported: bool,
+    /// Why not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(example = "the driver cannot limit memory (nvmlDeviceSetMemoryLimits_v1: not supported)")]
+    pub why: Option<String>,
+}
+
+impl Guard {
+    /// With the support of memory limits that it has shown.
+    #[must_use]
+    pub fn with_limits(self, support: &LimitSupport) -> Self {
+        let of_gpu = |(gpu, why): (&GpuId, &Option<Arc<str>>)| GpuLimits {
+            gpu: gpu.to_string(),
+            supported: why.is_none(),
+            why: why.as_deref().map(String::from),
+        };
+        let memory_limits = support.gpus.iter().map(of_gpu).collect();
+        Self { memory_limits, memory_limits_error: support.why.as_deref().map(String::from), ..self }
+    }
 }
 
 /// A release of the driver: the daemon has closed NVML, and scans no GPU.

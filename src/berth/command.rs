@@ -1,7 +1,7 @@
 //! Runs a command. `serve` loads its settings here and runs [`daemon`](crate::daemon).
 
 use crate::args::{CdiCommand, Cli, Command, ConfigCommand, NodeCommand, PolicyCommand, TokenCommand};
-use crate::daemon::exit_on_signals;
+use crate::daemon::{exit_on_signals, let_daemon_handle_signals};
 use crate::{options, state};
 use anyhow::{Context, anyhow, ensure};
 use berth_checks::SkippedChecks;
@@ -17,6 +17,7 @@ use berth_scenario::{author, policy_new};
 use clap::CommandFactory;
 use std::path::Path;
 use std::process::ExitCode;
+use tokio::signal::unix::{SignalKind, signal};
 
 /// Runs a command. The exit code is 0 for success and 1 for a failure; [`usage::parse`](crate::usage::parse) exits with
 /// 2.
@@ -116,7 +117,8 @@ fn start_log(config: &Config, tracing: Option<&TracingSettings>) -> anyhow::Resu
     })
 }
 
-/// Runs `berth guard` until SIGTERM or SIGINT ends the process at once: it has nothing to write at its end.
+/// Runs `berth guard` until SIGTERM or SIGINT. It has nothing to write at its end, but resumes the containers that it has
+/// suspended.
 fn guard(config: Option<&Path>, log: Option<LogFormat>) -> anyhow::Result<()> {
     exit_on_signals().context("cannot listen for signals")?;
     let config =
@@ -124,7 +126,19 @@ fn guard(config: Option<&Path>, log: Option<LogFormat>) -> anyhow::Result<()> {
     // The guard exports no traces: its calls come from the container runtime, which traces them itself.
     start_log(&config, None)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    Ok(runtime.block_on(berth_guard::run_guard(config.guard))?)
+    let ended = runtime.block_on(async {
+        let mut terminate = signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?;
+        let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for SIGINT")?;
+        let_daemon_handle_signals();
+        tokio::select! {
+            ended = berth_guard::run_guard(config.guard) => Ok(ended?),
+            _ = terminate.recv() => Ok(()),
+            _ = interrupt.recv() => Ok(()),
+        }
+    });
+    // Drops the tasks, and does not wait for a call of NVML that hangs.
+    runtime.shutdown_background();
+    ended
 }
 
 /// Loads the settings and checks the source of the GPUs: the daemon would wait forever for an unknown simulated

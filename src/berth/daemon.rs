@@ -20,7 +20,7 @@ mod serve;
 mod setup;
 mod starting;
 
-pub(crate) use exit_signals::exit_on_signals;
+pub(crate) use exit_signals::{exit_on_signals, let_daemon_handle_signals};
 pub use running::Running;
 pub use serve::{serve, serve_with};
 pub use starting::Starting;

@@ -11,7 +11,7 @@ use crate::output::Column::{Name, Whole};
 use crate::output::{Out, facts, fitted, or_dash, table};
 use crate::usage::BadUsage;
 use anyhow::bail;
-use berth_api::{Allocation, AllocationList, AllocationState, Holder, PartUse};
+use berth_api::{Allocation, AllocationList, AllocationState, EnforcedBy, GpuLimit, Holder, PartUse};
 use clap::{Args, Subcommand};
 use clap_complete::engine::ArgValueCandidates;
 
@@ -201,6 +201,7 @@ fn list(list: &AllocationList, filter: &AllocationFilter, indices: &GpuIndices) 
             a.resource.clone(),
             a.devices.len().to_string(),
             indices.indices(&a.gpus),
+            enforced(a),
             if is_mixed { short_state(a) } else { age(&a.granted_at) },
         ]
     };
@@ -210,6 +211,7 @@ fn list(list: &AllocationList, filter: &AllocationFilter, indices: &GpuIndices) 
         ("RESOURCE", Name),
         ("DEVICES", Whole),
         ("GPU", Name),
+        ("ENFORCED BY", Whole),
         (if is_mixed { "STATE" } else { "AGE" }, Whole),
     ];
     let over = |a: &Allocation| {
@@ -217,6 +219,26 @@ fn list(list: &AllocationList, filter: &AllocationFilter, indices: &GpuIndices) 
     };
     let over: String = list.items.iter().map(over).collect();
     fitted(&head, list.items.iter().map(row)) + &over + &next(list)
+}
+
+/// What enforces its limits; `-` without limits.
+fn enforced(allocation: &Allocation) -> String {
+    let limits = allocation.limits.as_ref();
+    let privileged = if limits.is_some_and(|limits| limits.privileged) { " (privileged)" } else { "" };
+    limits.map_or_else(|| "-".into(), |limits| format!("{}{privileged}", limits.enforced_by))
+}
+
+/// A limit on one GPU: `4096 MiB on GPU-1: set, 512 MiB used, read 5s ago`.
+fn gpu_limit(limit: &GpuLimit) -> String {
+    let read = limit.used_mib.zip(limit.read_at.as_ref());
+    let read = read.map_or_else(String::new, |(used, at)| format!(", {used} MiB used, read {} ago", age(at)));
+    let changed = match limit.times_changed {
+        0 => String::new(),
+        1 => ", changed once by something other than the guard".into(),
+        times => format!(", changed {times} times by something other than the guard"),
+    };
+    let why = limit.why.as_ref().map_or_else(String::new, |why| format!(" ({why})"));
+    format!("{} MiB on {}: {}{read}{changed}{why}", limit.granted_mib, limit.gpu, limit.state)
 }
 
 /// That an allocation uses more memory than its limit.
@@ -234,6 +256,7 @@ fn list_wide(list: &AllocationList) -> String {
             a.resource.clone(),
             a.devices.join(" "),
             a.uses.iter().map(memory).collect::<Vec<_>>().join(" "),
+            enforced(a),
             a.granted_at.clone(),
             or_dash(a.holder.as_ref().and_then(|holder| holder.pod_uid.as_ref())),
             a.decision.by.join(" "),
@@ -247,6 +270,7 @@ fn list_wide(list: &AllocationList) -> String {
         "RESOURCE",
         "DEVICES",
         "USED/LIMIT MIB",
+        "ENFORCED BY",
         "GRANTED",
         "POD UID",
         "BY",
@@ -291,8 +315,12 @@ fn show(allocation: &Allocation, indices: &GpuIndices) -> String {
         let memory = l.memory_mib.map(|m| format!("{m} MiB"));
         let compute = l.compute_percent.map(|c| format!("{c} % of compute"));
         let both = memory.into_iter().chain(compute).collect::<Vec<_>>().join(", ");
-        format!("{both}, enforced by {}", l.enforced_by)
+        match l.enforced_by {
+            EnforcedBy::None => format!("{both}, not enforced"),
+            ref by => format!("{both}, enforced by {by}"),
+        }
     });
+    let per_gpu = allocation.limits.iter().flat_map(|limits| &limits.per_gpu).map(gpu_limit);
     let uses = allocation
         .uses
         .iter()
@@ -310,6 +338,7 @@ fn show(allocation: &Allocation, indices: &GpuIndices) -> String {
         ("reason", decision.reason.clone()),
         ("environment", environment.collect::<Vec<_>>().join(" ")),
         ("limits", limits),
+        ("memory limits", per_gpu.collect::<Vec<_>>().join("; ")),
         ("used", uses.collect::<Vec<_>>().join("; ")),
     ];
     facts(&pairs.map(|(name, value)| (name, indices.with_indices(&value))))

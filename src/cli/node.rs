@@ -95,7 +95,29 @@ fn guard(guard: &Guard) -> String {
     match (&guard.version, &guard.why) {
         (None, _) => String::new(),
         (Some(_), Some(why)) => format!("not connected: {why}"),
-        (Some(version), None) => format!("{version}, connected to {}", or_dash(guard.runtime.as_ref())),
+        (Some(version), None) => {
+            let runtime = or_dash(guard.runtime.as_ref());
+            format!("{version}, connected to {runtime}; {}", memory_limits(guard))
+        }
+    }
+}
+
+/// Where the guard can limit the memory of containers.
+fn memory_limits(guard: &Guard) -> String {
+    let (able, unable): (Vec<_>, Vec<_>) = guard.memory_limits.iter().partition(|one| one.supported);
+    let why = unable.iter().map(|one| format!("{}: {}", one.gpu, or_dash(one.why.as_ref())));
+    match (&guard.memory_limits_error, unable.is_empty()) {
+        (Some(why), _) => format!("the guard cannot limit the memory of containers: {why}"),
+        (None, true) if able.is_empty() => {
+            "the guard has not tried yet to limit the memory of containers".into()
+        }
+        (None, true) => "the guard can limit the memory of containers on all GPUs".into(),
+        (None, false) => format!(
+            "the guard can limit the memory of containers on {} of {} GPUs, not on {}",
+            able.len(),
+            guard.memory_limits.len(),
+            why.collect::<Vec<_>>().join("; ")
+        ),
     }
 }
 

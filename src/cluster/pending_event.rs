@@ -6,8 +6,7 @@ use berth_kernel::drain::eviction::{EvictionMethod, EvictionOutcome, EvictionRec
 use berth_kernel::drain::marks::Drain;
 use berth_kernel::evidence::attribution::{Attributions, Bypass, pods_with_gpu_bypass};
 use berth_kernel::evidence::pods::{BypassKind, Pod, PodBypass};
-use berth_kernel::grants::allocation::Holder;
-use berth_kernel::grants::contested::Contested;
+use berth_kernel::grants::allocation::{Allocation, Holder};
 use berth_kernel::hardware::health::HealthState;
 use berth_kernel::hardware::process::{Process, TrackedProcess};
 use berth_kernel::ids::names::GpuId;
@@ -81,7 +80,32 @@ impl PendingEvent {
             Transition::ResourceWithdrawn(_, Some(_)) => ("ResourceWithdrawn", "Allocate"),
             Transition::ResourceWithdrawn(_, None) => ("ResourceListed", "Allocate"),
             Transition::Eviction(eviction) => return Self::of_eviction(eviction, ledger),
-            Transition::Contested(found) => return Some(Self::of_contest(transition, found, ledger)),
+            Transition::Contested(found) => {
+                return Some(Self::of_holder(
+                    transition,
+                    "GPUContested",
+                    "Reconcile",
+                    &found.allocation,
+                    ledger,
+                ));
+            }
+            Transition::LimitFailed(allocation, _) => {
+                return Some(Self::of_holder(transition, "LimitNotSet", "Limit", allocation, ledger));
+            }
+            Transition::LimitChanged(allocation, _) => {
+                return Some(Self::of_holder(transition, "LimitChanged", "Limit", allocation, ledger));
+            }
+            Transition::GrantForged(_, container) => {
+                let note = transition.describe(ledger, GpuName::IndexAndUuid);
+                let regarding = Regarding::Pod {
+                    namespace: container.namespace.clone(),
+                    name: container.pod.clone(),
+                    uid: container.pod_uid.clone(),
+                };
+                return Some(Self { regarding, ..Self::of_node(true, "GrantForged", "Reconcile", note) });
+            }
+            Transition::GuardChanged(true) => ("GuardConnected", "Connect"),
+            Transition::GuardChanged(false) => ("GuardAway", "Connect"),
             Transition::PartFound(_)
             | Transition::OffersChanged(_)
             | Transition::Granted(_)
@@ -115,12 +139,17 @@ impl PendingEvent {
         Some(Self { regarding, ..Self::of_node(false, "GPUDrain", "Evict", note) })
     }
 
-    /// The event of a pod whose device another pod holds, too; it regards the pod, or the node while its name is
-    /// unknown.
-    fn of_contest(transition: &Transition, found: &Contested, ledger: &Ledger) -> Self {
+    /// A warning about an allocation; it regards the pod, or the node while the pod's name is unknown.
+    fn of_holder(
+        transition: &Transition,
+        reason: &'static str,
+        action: &'static str,
+        allocation: &Allocation,
+        ledger: &Ledger,
+    ) -> Self {
         let note = transition.describe(ledger, GpuName::IndexAndUuid);
-        let event = Self::of_node(true, "GPUContested", "Reconcile", note);
-        match found.allocation.holder.clone() {
+        let event = Self::of_node(true, reason, action, note);
+        match allocation.holder.clone() {
             Holder { namespace: Some(namespace), pod: Some(name), pod_uid: Some(uid), .. } => {
                 Self { regarding: Regarding::Pod { namespace, name, uid }, ..event }
             }

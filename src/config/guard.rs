@@ -1,9 +1,38 @@
-//! `guard`: the plugin of the container runtime, and the daemon's connection to it.
+//! `guard`: the plugin of the container runtime, and the daemon's connection to it. `enforce`: what the guard holds
+//! containers to.
 
 use super::checks::Checks;
-use berth_guard::Settings;
+use super::gpus::GpuSource;
+use berth_guard::{LimitSettings, Settings};
+use berth_kernel::evidence::limits::Enforcement;
 use serde::Deserialize;
 use std::path::PathBuf;
+
+/// The file's `enforce`.
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(super) struct EnforceFile {
+    memory: Option<EnforceMode>,
+}
+
+/// `enforce.memory`.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum EnforceMode {
+    Auto,
+    Require,
+    Off,
+}
+
+impl EnforceFile {
+    pub(super) fn memory(self) -> Enforcement {
+        match self.memory {
+            None | Some(EnforceMode::Auto) => Enforcement::Auto,
+            Some(EnforceMode::Require) => Enforcement::Require,
+            Some(EnforceMode::Off) => Enforcement::Off,
+        }
+    }
+}
 
 /// The file's `guard`.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -15,7 +44,13 @@ pub(super) struct GuardFile {
 }
 
 impl GuardFile {
-    pub(super) fn resolve(self, checks: &mut Checks) -> Settings {
+    /// `source`: the source of the GPUs, unless it is wrong.
+    pub(super) fn resolve(
+        self,
+        source: Option<&GpuSource>,
+        enforcement: Enforcement,
+        checks: &mut Checks,
+    ) -> Settings {
         let mut path = |setting, given: Option<PathBuf>, usual| {
             given.map_or(usual, |path| checks.absolute_path(setting, path))
         };
@@ -24,14 +59,58 @@ impl GuardFile {
             socket: path("guard.socket", self.socket, usual.socket),
             nri_socket: path("guard.nriSocket", self.nri_socket, usual.nri_socket),
             cgroup_root: path("guard.cgroupRoot", self.cgroup_root, usual.cgroup_root),
+            limits: limits(source, enforcement),
         }
+    }
+}
+
+fn limits(source: Option<&GpuSource>, enforcement: Enforcement) -> LimitSettings {
+    let is_required = enforcement == Enforcement::Require;
+    match source {
+        _ if enforcement == Enforcement::Off => LimitSettings::Off,
+        None | Some(GpuSource::Sim(_)) => LimitSettings::Simulated { is_required },
+        Some(GpuSource::Nvml { library, driver_root }) => LimitSettings::Nvml {
+            library: library.clone(),
+            driver_root: driver_root.clone().unwrap_or_else(|| "/".into()),
+            is_required,
+        },
     }
 }
 
 #[cfg(test)]
 mod tests {
     use crate::{Config, FileConfig, ServeArgs};
-    use berth_guard::Settings;
+    use berth_guard::{LimitSettings, Settings};
+    use berth_kernel::evidence::limits::Enforcement;
+
+    #[test]
+    fn what_is_enforced_is_known_to_the_kernel_and_to_the_guard() {
+        let settings = |yaml| Config::merge(&ServeArgs::default(), FileConfig::parse(yaml).unwrap()).unwrap();
+        let nvml = |is_required| LimitSettings::Nvml {
+            library: Some("/lib/libnvidia-ml.so.1".into()),
+            driver_root: "/".into(),
+            is_required,
+        };
+        for (yaml, enforcement, limits) in [
+            ("nvmlLibrary: /lib/libnvidia-ml.so.1", Enforcement::Auto, nvml(false)),
+            (
+                "{nvmlLibrary: /lib/libnvidia-ml.so.1, enforce: {memory: require}}",
+                Enforcement::Require,
+                nvml(true),
+            ),
+            ("enforce: {memory: off}", Enforcement::Off, LimitSettings::Off),
+            (
+                "{gpus: 'sim:1xt4', enforce: {memory: auto}}",
+                Enforcement::Auto,
+                LimitSettings::Simulated { is_required: false },
+            ),
+        ] {
+            let config = settings(yaml);
+            assert_eq!((config.rules.enforcement, config.guard.limits), (enforcement, limits), "{yaml}");
+        }
+        let error = FileConfig::parse("enforce: {memory: always}").unwrap_err().to_string();
+        assert!(error.contains("`auto`, `require`"), "{error}");
+    }
 
     #[test]
     fn its_paths_are_absolute_and_have_defaults() {

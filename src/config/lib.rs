@@ -282,13 +282,15 @@ impl Config {
         let decisions = checks.ok(file.decisions.take().unwrap_or_default().limit()).flatten();
         let tracing = checks.ok(file.tracing.take().unwrap_or_default().resolve(&args.tracing)).flatten();
         let trusted_keys = trusted::keys(file.trusted_keys.take(), &mut checks);
-        let guard = file.guard.take().unwrap_or_default().resolve(&mut checks);
+        let enforcement = file.enforce.take().unwrap_or_default().memory();
         let labels = file.labels.take().unwrap_or_default().resolve(&mut checks);
         let stack = file::resolve_stack(
             file.stack.take().unwrap_or_default(),
             args.nvidia.shared_devices_allocation_policy.as_deref(),
             &mut checks,
         );
+        let guard = file.guard.take().unwrap_or_default();
+        let guard = guard.resolve(gpus.as_ref().map(|gpus| &gpus.source).ok(), enforcement, &mut checks);
         checks.finish()?;
         let name = node_name(args.node_name.clone().or(file.node_name));
         Ok(Self {
@@ -308,7 +310,13 @@ impl Config {
                 xids: health_checks.rules(health.ignored_xids),
                 scan_interval: Duration::from_secs_f64(poll_seconds),
             },
-            rules: Rules { timing, overcommit_percent: percent(overcommit), history, trusted_keys },
+            rules: Rules {
+                timing,
+                overcommit_percent: percent(overcommit),
+                enforcement,
+                history,
+                trusted_keys,
+            },
             reconcile: file.rounds.unwrap_or_default().resolve(&ReconcileTiming::default()),
             loaded: Loaded { notices, ..Loaded::default() },
         })

@@ -194,7 +194,11 @@ impl Config {
             },
             offers: new.offers,
             health: new.health,
-            rules: Rules { trusted_keys: self.rules.trusted_keys.clone(), ..new.rules },
+            rules: Rules {
+                trusted_keys: self.rules.trusted_keys.clone(),
+                enforcement: self.rules.enforcement,
+                ..new.rules
+            },
             reconcile: new.reconcile,
             loaded: Loaded { files: None, chosen: self.loaded.chosen.clone(), ..new.loaded },
             ..self.clone()
@@ -254,14 +258,17 @@ impl Config {
         let running = &self.containers.edits;
         needs.note(&["containerEdits.nvidiaDriverRoot"], &running.driver_root, &edits.driver_root);
         needs.note(&["containerEdits.nvidiaDevRoot"], &running.dev_root, &edits.dev_root);
-        let berth_guard::Settings { socket, nri_socket, cgroup_root } = guard;
+        // What the guard limits follows from `enforce` and the source of the GPUs.
+        let berth_guard::Settings { socket, nri_socket, cgroup_root, limits: _ } = guard;
         needs.note(&["guard"], &self.guard.socket, socket);
         needs.note(&["guard"], &self.guard.nri_socket, nri_socket);
         needs.note(&["guard"], &self.guard.cgroup_root, cgroup_root);
         let OfferSettings { resource: _, mig_strategy: _, stack: _ } = offers;
         let HealthSettings { xids: _, scan_interval: _ } = health;
         // The signatures of all known versions are checked with the keys at the start.
-        let Rules { timing: _, overcommit_percent: _, history: _, trusted_keys } = rules;
+        let Rules { timing: _, overcommit_percent: _, enforcement, history: _, trusted_keys } = rules;
+        // The guard, a process of its own, reads it at its start.
+        needs.note(&["enforce"], &self.rules.enforcement, enforcement);
         needs.note(&["trustedKeys"], &self.rules.trusted_keys, trusted_keys);
         needs
     }
@@ -396,7 +403,7 @@ mod tests {
     }
 
     /// Each key of the file, with a value that differs from that of [`BASE`].
-    const CHANGED: [(&str, &str); 33] = [
+    const CHANGED: [(&str, &str); 34] = [
         ("nodeName", "other"),
         ("kubeletDir", "/other"),
         ("kubeletRootDir", "/other"),
@@ -425,6 +432,7 @@ mod tests {
         ("cdi", "{ generate: always }"),
         ("containerRuntime", "{ configFiles: [/other] }"),
         ("guard", "{ socket: /other }"),
+        ("enforce", "{ memory: require }"),
         ("containerEdits", "{ passDeviceSpecs: true, nvidiaDevRoot: /dev-root }"),
         ("rounds", "{ listEveryMs: 1 }"),
         ("timing", "{ retireMs: 1 }"),

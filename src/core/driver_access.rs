@@ -2,6 +2,7 @@
 //! reset or its MIG mode changed: while a process has the driver's device files open, all of these fail as "in use".
 
 use crate::gpu_watch::InventoryScanner;
+use crate::guard_driver_use::GuardDriverUse;
 use crate::kernel_handle::KernelHandle;
 use crate::release::Release;
 use berth_kernel::ids::names::AllocationId;
@@ -51,11 +52,14 @@ pub struct ReleaseOrder {
 pub struct DriverAccess {
     /// Set once the GPUs were found.
     scanner: Arc<OnceLock<InventoryScanner>>,
+    /// The guard's use of the driver.
+    pub guard: GuardDriverUse,
 }
 
 impl DriverAccess {
     /// Sets the scanner of the GPUs; only the first one counts.
     pub fn set_scanner(&self, scanner: InventoryScanner) {
+        let _ = scanner.released.guard.set(self.guard.clone());
         let _ = self.scanner.set(scanner);
     }
 
@@ -88,6 +92,12 @@ impl DriverAccess {
             // From now on nothing is granted. A grant that came before the scan was recorded is seen now.
             find_holder()?;
             scanner.gpus().close(CLOSE_WAIT).map_err(|error| ReleaseError::Failed(error.to_string()))?;
+            if !self.guard.wait_until_closed(CLOSE_WAIT) && !order.force {
+                let text = "the guard has not closed NVML within 10 s, because it is away, or a call of NVML does not return: \
+                            start it again and run `berth nvml release` once more; if this node has no guard any more, add \
+                            --force";
+                return Err(ReleaseError::Failed(text.into()));
+            }
             let is_resumed = scanner.released.release().as_ref() != Some(&release);
             if is_resumed { Err(ReleaseError::Failed("it was resumed meanwhile".into())) } else { Ok(()) }
         });

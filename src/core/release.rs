@@ -1,9 +1,10 @@
 //! A release of the GPUs' driver, which the scanner checks before each scan.
 
+use crate::guard_driver_use::GuardDriverUse;
 use crate::wake::Wake;
 use berth_kernel::ids::time::rfc3339_seconds;
 use parking_lot::Mutex;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 /// A release of the driver, for `by`, until a time.
@@ -33,6 +34,8 @@ pub(crate) struct Released {
     active: Mutex<Option<Active>>,
     /// Notified when a release begins or is ended.
     wake: Arc<Wake>,
+    /// The guard, whose use of the driver ends with a release.
+    pub(crate) guard: OnceLock<GuardDriverUse>,
 }
 
 struct Active {
@@ -44,17 +47,29 @@ struct Active {
 
 impl Released {
     pub(crate) fn new(wake: Arc<Wake>) -> Self {
-        Self { active: Mutex::default(), wake }
+        Self { active: Mutex::default(), wake, guard: OnceLock::new() }
+    }
+
+    fn set_guard_released(&self, is_released: bool) {
+        if let Some(guard) = self.guard.get() {
+            guard.set_released(is_released);
+        }
     }
 
     pub(crate) fn begin(&self, release: Release, time: Duration, driver: Option<String>) {
-        *self.active.lock() = Some(Active { release, ends: Instant::now() + time, driver });
+        let mut active = self.active.lock();
+        self.set_guard_released(true);
+        *active = Some(Active { release, ends: Instant::now() + time, driver });
+        drop(active);
         self.wake.notify();
     }
 
     /// Ends it. Returns whether there was one.
     pub(crate) fn end(&self) -> bool {
-        let was_active = self.active.lock().take().is_some();
+        let mut active = self.active.lock();
+        let was_active = active.take().is_some();
+        self.set_guard_released(false);
+        drop(active);
         self.wake.notify();
         was_active
     }
@@ -77,6 +92,7 @@ impl Released {
         };
         tracing::info!(by = active.release.by, "the driver is used again: {why}");
         *slot = None;
+        self.set_guard_released(false);
         None
     }
 }

@@ -88,6 +88,9 @@ impl Log {
                     if now.state == HealthState::Healthy && !now.reason.is_empty() => {}
                 Transition::HealthChanged { .. }
                 | Transition::Contested(_)
+                | Transition::LimitFailed(..)
+                | Transition::LimitChanged(..)
+                | Transition::GrantForged(..)
                 | Transition::StrategyChanged(_)
                 | Transition::ResourceWithdrawn(..)
                 | Transition::NodesChanged(_) => lines.push(Line::of(transition, ledger)),

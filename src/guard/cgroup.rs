@@ -57,6 +57,11 @@ impl ContainerCgroup {
         Self::find(text, cgroup_root).unwrap()
     }
 
+    /// Its folder.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// Whether processes are left in it. A cgroup that cannot be read counts as having some, and one that does not exist
     /// as having none.
     pub(crate) fn has_processes(&self) -> bool {

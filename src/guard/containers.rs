@@ -2,8 +2,8 @@
 
 use crate::cgroup::ContainerCgroup;
 use berth_kernel::grants::annotation::{self, ALLOCATION_VARIABLE, GrantAnnotation};
-use berth_kernel::ids::names::AllocationId;
-use berth_proto::guard::{self, Tie};
+use berth_kernel::ids::names::{AllocationId, GpuId, PartId};
+use berth_proto::guard::{self, MemoryLimit, Tie};
 use berth_proto::nri::{Container, PodSandbox};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -22,6 +22,8 @@ struct Known {
     /// As it is sent to the daemon.
     shown: Arc<guard::Container>,
     sandbox: String,
+    /// See [`Grants::doubtful_key`].
+    doubtful_key: Option<String>,
     /// `None` until it is started.
     cgroup: Option<ContainerCgroup>,
     /// The runtime has stopped or removed it, and its cgroup still has processes.
@@ -29,9 +31,12 @@ struct Known {
 }
 
 impl Known {
-    /// It was started in this cgroup. An unknown one, since the runtime named no process, does not replace a known one.
+    /// It was started in this cgroup. A known one that exists stays: the container's first process can have moved itself to
+    /// a cgroup below it since.
     fn start(&mut self, cgroup: Option<ContainerCgroup>) {
-        self.cgroup = cgroup.or_else(|| self.cgroup.take());
+        let known = self.cgroup.take();
+        let is_kept = cgroup.is_none() || known.as_ref().is_some_and(|known| known.path().exists());
+        self.cgroup = if is_kept { known.or(cgroup) } else { cgroup };
         let is_cgroup_known = self.cgroup.is_some();
         if self.shown.is_cgroup_known != is_cgroup_known {
             self.shown =
@@ -72,10 +77,20 @@ impl Containers {
     /// A container is being created, or was before. Returns whether anything changed.
     pub(crate) fn create(&mut self, pod: &PodSandbox, container: &Container) -> bool {
         let is_new = self.sandboxes.insert(pod.id.clone(), pod.uid.clone()).is_none();
-        let ties = ties(pod, container);
+        let Grants { doubtful_key, ties, limits } = Grants::of(pod, container);
         if ties.is_empty() {
             return is_new;
         }
+        // What is known of its limits stays, since a runtime that has started again shows all containers once more.
+        let before = self.containers.remove(&container.id);
+        let known_limit = |gpu: &GpuId| {
+            let mut limits = before.iter().flat_map(|known| &known.shown.limits);
+            limits.find(|limit| limit.gpu == gpu.as_str()).cloned()
+        };
+        let limit = |(gpu, granted_mib): (GpuId, u64)| {
+            let new = MemoryLimit { gpu: gpu.to_string(), granted_mib, ..MemoryLimit::default() };
+            known_limit(&gpu).filter(|known| known.granted_mib == granted_mib).unwrap_or(new)
+        };
         let shown = Arc::new(guard::Container {
             id: container.id.clone(),
             namespace: pod.namespace.clone(),
@@ -85,9 +100,12 @@ impl Containers {
             ties,
             // Nothing of it runs yet.
             is_cgroup_known: true,
+            is_privileged: is_privileged(container),
+            limits: limits.into_iter().map(limit).collect(),
         });
-        let cgroup = self.containers.remove(&container.id).and_then(|known| known.cgroup);
-        let known = Known { shown, sandbox: pod.id.clone(), cgroup, outlives_its_end: false };
+        let cgroup = before.and_then(|known| known.cgroup);
+        let sandbox = pod.id.clone();
+        let known = Known { shown, sandbox, doubtful_key, cgroup, outlives_its_end: false };
         self.containers.insert(container.id.clone(), known);
         true
     }
@@ -102,6 +120,50 @@ impl Containers {
         if let Some(known) = self.containers.get_mut(id) {
             known.start(cgroup);
         }
+    }
+
+    /// A container's memory limits.
+    pub(crate) fn limits_of(&self, id: &str) -> Vec<MemoryLimit> {
+        self.containers.get(id).map_or_else(Vec::new, |known| known.shown.limits.clone())
+    }
+
+    /// The key of a container's grant that can be its pod author's, see [`Grants::doubtful_key`].
+    pub(crate) fn doubtful_key_of(&self, id: &str) -> Option<String> {
+        self.containers.get(id)?.doubtful_key.clone()
+    }
+
+    /// The containers that have memory limits and a known cgroup.
+    pub(crate) fn all_limited(&self) -> Vec<(String, ContainerCgroup, Vec<MemoryLimit>)> {
+        let limited = self.containers.iter().filter(|(_, known)| !known.shown.limits.is_empty());
+        let with_cgroup =
+            limited.filter_map(|(id, known)| Some((id.clone(), known.cgroup.clone()?, &known.shown.limits)));
+        with_cgroup.map(|(id, cgroup, limits)| (id, cgroup, limits.clone())).collect()
+    }
+
+    /// Records what is known of a container's limit now. Returns whether that is new.
+    pub(crate) fn set_limit(&mut self, id: &str, now: MemoryLimit) -> bool {
+        let Some(known) = self.containers.get_mut(id) else { return false };
+        let Some(at) = known.shown.limits.iter().position(|limit| limit.gpu == now.gpu) else { return false };
+        let is_new = known.shown.limits[at] != now;
+        if is_new {
+            Arc::make_mut(&mut known.shown).limits[at] = now;
+        }
+        is_new
+    }
+
+    /// Removes readings of limits from before this time, milliseconds since 1970. Returns whether there were any.
+    pub(crate) fn drop_readings_before(&mut self, oldest_ms: u64) -> bool {
+        let mut is_any = false;
+        for known in self.containers.values_mut() {
+            let is_old =
+                |limit: &MemoryLimit| limit.reading.as_ref().is_some_and(|read| read.wall_ms < oldest_ms);
+            if known.shown.limits.iter().any(is_old) {
+                is_any = true;
+                let limits = &mut Arc::make_mut(&mut known.shown).limits;
+                limits.iter_mut().filter(|limit| is_old(limit)).for_each(|limit| limit.reading = None);
+            }
+        }
+        is_any
     }
 
     /// A container was stopped, has exited, or was removed. Returns whether it was known.
@@ -150,33 +212,78 @@ impl Containers {
     }
 }
 
-/// The allocations that a container was given. CRI-O copies the annotations of a pod to its containers, as containerd
-/// does for those that `pod_annotations` of a runtime handler names: such a key is the pod author's, and no grant.
-fn ties(pod: &PodSandbox, container: &Container) -> Vec<Tie> {
-    let mut ties = BTreeMap::new();
-    let variables = container.env.iter().filter_map(|variable| variable.split_once('='));
-    for (_, id) in variables.filter(|(name, _)| name.starts_with(ALLOCATION_VARIABLE)) {
-        // The pod may have set it, so another value is no error of Berth's.
-        if let Ok(id) = AllocationId::parse(id) {
-            ties.insert(id, false);
-        }
-    }
-    let is_grant = |key: &String| annotation::is_key(key) && !pod.annotations.contains_key(key);
-    for (key, value) in container.annotations.iter().filter(|(key, _)| is_grant(key)) {
-        match GrantAnnotation::parse(value) {
-            Ok(grant) => drop(ties.insert(grant.allocation, true)),
-            Err(error) => {
-                tracing::warn!(container = container.id, key, %error, "an annotation of a container is not used");
+/// The most allocations that a container may name by what its pod's author can set: a container has no more resources.
+const CLAIMS_MAX: usize = 64;
+
+/// What a container was granted.
+struct Grants {
+    /// The key of a grant whose annotation can be the pod author's: the pod has the same annotation, and some runtimes copy
+    /// the annotations of a pod to its containers.
+    doubtful_key: Option<String>,
+    ties: Vec<Tie>,
+    /// MiB that the container may use of each GPU on which it has a limit.
+    limits: BTreeMap<GpuId, u64>,
+}
+
+impl Grants {
+    /// By the annotations of the container, which the kubelet sets. CRI-O copies the annotations of a pod to its containers,
+    /// as containerd does for those that `pod_annotations` of a runtime handler names: an annotation that the pod has, too,
+    /// with the same value, is not used. What a pod's author can set counts as a variable, which the daemon believes only if
+    /// it knows the holder.
+    fn of(pod: &PodSandbox, container: &Container) -> Self {
+        let variables = container.env.iter().filter_map(|variable| variable.split_once('='));
+        let variables = variables.filter(|(name, _)| name.starts_with(ALLOCATION_VARIABLE));
+        // Another value is no error of Berth's.
+        let in_variables = variables.filter_map(|(_, id)| AllocationId::parse(id).ok());
+        let of_pod = pod.annotations.iter().filter(|(key, _)| annotation::is_key(key));
+        let in_pod = of_pod.filter_map(|(_, value)| Some(GrantAnnotation::parse(value).ok()?.allocation));
+        let mut ties: BTreeMap<AllocationId, bool> =
+            in_variables.chain(in_pod).take(CLAIMS_MAX).map(|id| (id, false)).collect();
+        let mut parts: BTreeMap<PartId, Option<u64>> = BTreeMap::new();
+        let (doubtful, given): (Vec<_>, Vec<_>) = container
+            .annotations
+            .iter()
+            .filter(|(key, _)| annotation::is_key(key))
+            .partition(|(key, value)| pod.annotations.get(*key) == Some(*value));
+        for (key, value) in given {
+            match GrantAnnotation::parse(value) {
+                Ok(grant) => {
+                    ties.insert(grant.allocation, true);
+                    for (part, limit) in grant.parts {
+                        // Grants of several resources add up.
+                        let sum = parts.entry(part).or_insert(Some(0));
+                        *sum = sum.zip(limit).map(|(sum, limit)| sum.saturating_add(limit));
+                    }
+                }
+                Err(error) => {
+                    tracing::warn!(container = container.id, key, %error, "an annotation of a container is not used");
+                }
             }
         }
+        let tie = |(id, is_annotation): (AllocationId, _)| Tie { allocation: id.to_string(), is_annotation };
+        // The hardware limits the memory of a MIG instance, and the driver limits no share of one.
+        let gpus = parts.into_iter().filter(|(part, _)| !part.as_str().starts_with("MIG-"));
+        let limits = gpus.filter_map(|(part, limit)| Some((GpuId::of_whole(&part), limit?))).collect();
+        let doubtful_key = doubtful.first().map(|(key, _)| (*key).clone());
+        Self { doubtful_key, ties: ties.into_iter().map(tie).collect(), limits }
     }
-    let tie = |(id, is_annotation): (AllocationId, _)| Tie { allocation: id.to_string(), is_annotation };
-    ties.into_iter().map(tie).collect()
+}
+
+/// Whether a container may use all devices of the node, as privileged ones may.
+fn is_privileged(container: &Container) -> bool {
+    let resources = container.linux.as_ref().and_then(|linux| linux.resources.as_ref());
+    let rules = resources.into_iter().flat_map(|resources| &resources.devices);
+    let is_all = |access: &str| ['r', 'w', 'm'].iter().all(|right| access.contains(*right));
+    rules
+        .into_iter()
+        .any(|rule| rule.allow && rule.major.is_none() && rule.minor.is_none() && is_all(&rule.access))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use berth_proto::guard::LimitState;
+    use berth_proto::nri::{LinuxContainer, LinuxDeviceCgroup, LinuxResources, OptionalInt64};
     use std::fs;
     use std::path::Path;
 
@@ -237,15 +344,83 @@ mod tests {
         both.annotations.insert("berth.dev/grant.other".into(), "nonsense".into());
         both.annotations.insert("example.com/grant".into(), "0000002a-9".into());
         let of = |pod: &PodSandbox| {
-            let found = ties(pod, &both).into_iter().map(|tie| (tie.allocation, tie.is_annotation));
+            let found =
+                Grants::of(pod, &both).ties.into_iter().map(|tie| (tie.allocation, tie.is_annotation));
             found.collect::<Vec<_>>()
         };
         let found = of(&pod("s"));
         assert_eq!(found, [("0000002a-7".to_owned(), true), ("0000002a-8".to_owned(), false)]);
         // A runtime that copies the pod's annotations.
         let mut forger = pod("s");
-        forger.annotations.insert("berth.dev/grant.nvidia.com_gpu".into(), "0000002a-7".into());
+        let key = "berth.dev/grant.nvidia.com_gpu";
+        forger.annotations.insert(key.into(), both.annotations[key].clone());
         assert_eq!(of(&forger)[0], ("0000002a-7".to_owned(), false));
+        // Without the copy, what the pod has set is known as its author's.
+        forger.annotations.insert(key.into(), "0000002a-9 GPU-1".into());
+        assert_eq!(of(&forger)[0], ("0000002a-7".to_owned(), true));
+        assert_eq!(of(&forger)[2], ("0000002a-9".to_owned(), false));
+    }
+
+    #[test]
+    fn limits_of_several_grants_add_up_unless_one_has_all_of_the_gpu() {
+        let mut both = container("c", "s", "0000002a-7");
+        for (resource, value) in
+            [("b", "0000002a-8 GPU-1=1000 GPU-2=5"), ("c", "0000002a-9 GPU-2 GPU-3=7 MIG-GPU-9/1/0=4")]
+        {
+            both.annotations.insert(format!("berth.dev/grant.{resource}"), value.into());
+        }
+        let limit = |gpu, mib| (GpuId::parse(gpu).unwrap(), mib);
+        assert_eq!(
+            Grants::of(&pod("s"), &both).limits,
+            BTreeMap::from([limit("GPU-1", 5096), limit("GPU-3", 7)])
+        );
+        // The pod has the annotation of the first grant, too: its author may have set it, with another value.
+        let mut forger = pod("s");
+        let key = "berth.dev/grant.nvidia.com_gpu";
+        forger.annotations.insert(key.into(), "0000002a-7 GPU-1=99999".into());
+        let grants = Grants::of(&forger, &both);
+        assert_eq!((grants.doubtful_key, grants.limits.len()), (None, 2), "the value is the kubelet's");
+        forger.annotations.insert(key.into(), both.annotations[key].clone());
+        let grants = Grants::of(&forger, &both);
+        assert_eq!(grants.doubtful_key.as_deref(), Some(key));
+        assert_eq!(grants.limits, BTreeMap::from([limit("GPU-1", 1000), limit("GPU-3", 7)]));
+    }
+
+    #[test]
+    fn what_is_known_of_a_limit_stays_when_the_runtime_shows_the_container_again() {
+        let mut seen = Containers::default();
+        let shown = container("c", "s", "0000002a-7");
+        seen.create(&pod("s"), &shown);
+        let granted = seen.limits_of("c")[0].clone();
+        assert_eq!((granted.gpu.as_str(), granted.granted_mib), ("GPU-1", 4096));
+        let set = MemoryLimit { state: LimitState::Set.into(), ..granted };
+        assert!(seen.set_limit("c", set.clone()) && !seen.set_limit("c", set.clone()));
+        assert!(!seen.set_limit("other", set.clone()));
+        seen.synchronize(&[pod("s")], &[shown], |_| None);
+        assert_eq!(seen.shown()["c"].limits, [set]);
+    }
+
+    #[test]
+    fn a_container_that_may_use_every_device_is_privileged() {
+        let rule = |allow, major: Option<i64>, access: &str| LinuxDeviceCgroup {
+            allow,
+            major: major.map(|value| OptionalInt64 { value }),
+            access: access.into(),
+            ..LinuxDeviceCgroup::default()
+        };
+        for (rules, expected) in [
+            (vec![rule(false, None, "rwm"), rule(true, Some(1), "rwm")], false),
+            (vec![rule(true, None, "m")], false),
+            (vec![rule(true, None, "rwm")], true),
+            (Vec::new(), false),
+        ] {
+            let linux = LinuxContainer {
+                resources: Some(LinuxResources { devices: rules.clone() }),
+                ..LinuxContainer::default()
+            };
+            let container = Container { linux: Some(linux), ..Container::default() };
+            assert_eq!(is_privileged(&container), expected, "{rules:?}");
+        }
     }
 
     #[test]

@@ -3,13 +3,14 @@
 
 use crate::link::{Link, Published, is_of_trusted_user};
 use berth_core::keeper::CommandError;
-use berth_core::{KernelHandle, next_beat};
+use berth_core::{GuardDriverState, GuardDriverUse, KernelHandle, next_beat};
+use berth_kernel::evidence::limits::{LimitReading, LimitState, LimitSupport, MemoryLimit};
 use berth_kernel::evidence::pods::{PodsView, Stage};
 use berth_kernel::evidence::runtime::{RuntimeContainer, RuntimeView, Tie};
-use berth_kernel::ids::names::AllocationId;
+use berth_kernel::ids::names::{AllocationId, GpuId};
 use berth_kernel::node::command::Command;
 use berth_kernel::node::ledger::Ledger;
-use berth_proto::guard::{Container, Daemon, PodDeletions, Update};
+use berth_proto::guard::{self, Container, Daemon, PodDeletions, Status, Update};
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -46,6 +47,7 @@ pub async fn follow(
     socket: PathBuf,
     kernel: KernelHandle,
     has_pods_source: bool,
+    driver: GuardDriverUse,
     status: watch::Sender<GuardStatus>,
 ) {
     let mut shown = Published::default();
@@ -53,8 +55,13 @@ pub async fn follow(
         let began = Instant::now();
         let ended = match connect(&socket).await {
             Ok(link) => {
-                let mut following =
-                    Following { kernel: &kernel, shown: &mut shown, status: &status, pending: None };
+                let mut following = Following {
+                    kernel: &kernel,
+                    shown: &mut shown,
+                    driver: &driver,
+                    status: &status,
+                    pending: None,
+                };
                 following.exchange(link, Deletions::new(has_pods_source)).await
             }
             Err(error) => Err(error),
@@ -113,6 +120,7 @@ fn not_connected(socket: &Path, error: &io::Error) -> String {
 struct Following<'a> {
     kernel: &'a KernelHandle,
     shown: &'a mut Published,
+    driver: &'a GuardDriverUse,
     status: &'a watch::Sender<GuardStatus>,
     /// A view that the keeper has not taken, and when it is sent again.
     pending: Option<(RuntimeView, Instant)>,
@@ -121,15 +129,19 @@ struct Following<'a> {
 impl Following<'_> {
     /// Passes on what the guard sends, and tells it of deletions, until one side ends.
     async fn exchange(&mut self, mut link: Link, mut deletions: Deletions) -> io::Result<End> {
-        let mut ledger = self.kernel.watch();
+        let (mut ledger, mut released) = (self.kernel.watch(), self.driver.watch_release());
         let mut sent = None;
         loop {
+            let is_driver_released = *released.borrow_and_update();
             let known = deletions.of(&ledger.borrow_and_update());
-            if known != sent {
-                if let Some(deletions) = known {
-                    link.send(&Daemon { deletions: deletions.into() }).await?;
-                }
-                sent = known;
+            let message = Daemon {
+                deletions: known.unwrap_or(PodDeletions::Some).into(),
+                is_driver_released,
+                are_deletions_unknown_yet: known.is_none(),
+            };
+            if sent != Some(message) {
+                link.send(&message).await?;
+                sent = Some(message);
             }
             let retry_at = self.pending.as_ref().map(|(_, at)| *at);
             let retry = async {
@@ -142,6 +154,11 @@ impl Following<'_> {
                 received = link.receive::<Update>() => {
                     let Some(update) = received? else { return Ok(End::Guard) };
                     self.shown.apply(update);
+                    let from = &self.shown.status;
+                    self.driver.set_state(GuardDriverState {
+                        has_driver_open: from.has_driver_open,
+                        carried_out: from.is_driver_released,
+                    });
                     report(self.status, self.shown);
                     self.pending = Some((view_of(self.shown), Instant::now()));
                 }
@@ -155,6 +172,7 @@ impl Following<'_> {
                         return Ok(End::Keeper);
                     }
                 }
+                _ = released.changed() => {}
             }
         }
     }
@@ -237,6 +255,7 @@ fn view_of(shown: &Published) -> RuntimeView {
         is_whole: shown.status.is_connected,
         guard_run: shown.status.run,
         pods: shown.pods.clone(),
+        limit_support: limit_support(&shown.status),
         ..RuntimeView::default()
     };
     for container in shown.containers.values() {
@@ -259,7 +278,48 @@ fn runtime_container(container: &Container, tie: Tie) -> RuntimeContainer {
         name: container.name.clone(),
         tie,
         is_cgroup_known: container.is_cgroup_known,
+        is_privileged: container.is_privileged,
+        limits: container.limits.iter().filter_map(memory_limit).collect(),
     }
+}
+
+/// The limit; `None` if its GPU has a name that no GPU can have.
+fn memory_limit(limit: &guard::MemoryLimit) -> Option<MemoryLimit> {
+    // The kernel stamps it with the time of its arrival.
+    let reading = |read: &guard::LimitReading| LimitReading {
+        limit_mib: read.limit_mib,
+        used_mib: read.used_mib,
+        wall_ms: read.wall_ms,
+        seen_mono_ms: 0,
+        is_stale: false,
+    };
+    Some(MemoryLimit {
+        gpu: GpuId::parse(&limit.gpu).ok()?,
+        granted_mib: limit.granted_mib,
+        state: match limit.state() {
+            guard::LimitState::Pending => LimitState::Pending,
+            guard::LimitState::Set => LimitState::Set,
+            guard::LimitState::Late => LimitState::Late,
+            guard::LimitState::Failed => LimitState::Failed,
+        },
+        times_changed: limit.times_changed,
+        why: reason(&limit.why),
+        reading: limit.reading.as_ref().map(reading),
+    })
+}
+
+fn limit_support(status: &Status) -> LimitSupport {
+    let of_gpu = |one: &guard::LimitSupport| Some((GpuId::parse(&one.gpu).ok()?, reason(&one.why)));
+    LimitSupport {
+        gpus: status.limit_support.iter().filter_map(of_gpu).collect(),
+        why: reason(&status.limits_error),
+        is_required: status.is_required,
+    }
+}
+
+/// A text that is empty if there is nothing to say.
+fn reason(text: &str) -> Option<Arc<str>> {
+    (!text.is_empty()).then(|| text.into())
 }
 
 /// Whether pods of this node are being deleted, by the ledger's view of pods.

@@ -8,6 +8,9 @@
 //!     plugin      what a session calls
 //!     containers  those that hold allocations
 //!     cgroup        the cgroup of a container
+//!     limiter     their memory limits
+//!     suspended     a process that waits for its limits
+//!     state       what is known of all of them
 //!     process     puts these together  ──── link ────────────┘
 //! ```
 
@@ -15,11 +18,14 @@ mod cgroup;
 mod containers;
 mod daemon;
 mod frame;
+mod limiter;
 mod link;
 mod plugin;
 mod process;
 mod session;
 mod settings;
+mod state;
+mod suspended;
 
 pub use berth_proto::nri;
 pub use daemon::{GuardStatus, follow};
@@ -27,4 +33,4 @@ pub use frame::FrameError;
 pub use plugin::{ContainerEvent, Plugin, Refusal, RuntimeInfo};
 pub use process::{GuardError, run as run_guard};
 pub use session::{SessionError, run};
-pub use settings::Settings;
+pub use settings::{LimitSettings, Settings};

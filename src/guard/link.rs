@@ -69,6 +69,22 @@ impl Published {
     }
 }
 
+/// The newest messages of daemons.
+#[derive(Debug)]
+pub(crate) struct DaemonMessages {
+    /// Whether pods are being deleted, by the newest message of any connected daemon; `None` if that does not know it yet,
+    /// and once none is connected.
+    pub(crate) deletions: watch::Sender<Option<PodDeletions>>,
+    /// Whether the driver was released; it stays so while the daemon is away.
+    pub(crate) is_driver_released: watch::Sender<bool>,
+}
+
+impl Default for DaemonMessages {
+    fn default() -> Self {
+        Self { deletions: watch::Sender::new(None), is_driver_released: watch::Sender::new(false) }
+    }
+}
+
 /// One connection.
 pub(crate) struct Link {
     messages: Framed<UnixStream, LengthDelimitedCodec>,
@@ -101,13 +117,13 @@ impl Link {
     }
 }
 
-/// Serves daemons until it is dropped. `deletions` receives the newest message of any connected daemon, and `None`
-/// once none is connected.
+/// Serves daemons until it is dropped.
 pub(crate) async fn serve(
     listener: UnixListener,
     published: watch::Receiver<Arc<Published>>,
-    deletions: watch::Sender<Option<PodDeletions>>,
+    messages: DaemonMessages,
 ) {
+    let messages = Arc::new(messages);
     let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     loop {
         let socket = match listener.accept().await {
@@ -130,14 +146,14 @@ pub(crate) async fn serve(
             );
             continue;
         };
-        let (published, deletions, places) = (published.clone(), deletions.clone(), Arc::clone(&places));
+        let (published, messages, places) = (published.clone(), Arc::clone(&messages), Arc::clone(&places));
         tokio::spawn(async move {
-            if let Err(error) = serve_daemon(Link::new(socket), published, &deletions).await {
+            if let Err(error) = serve_daemon(Link::new(socket), published, &messages).await {
                 tracing::warn!(%error, "the connection to the daemon failed");
             }
             drop(place);
             if places.available_permits() == CONNECTIONS_MAX {
-                deletions.send_replace(None);
+                messages.deletions.send_replace(None);
             }
         });
     }
@@ -153,14 +169,18 @@ pub(crate) fn is_of_trusted_user(socket: &UnixStream) -> bool {
 async fn serve_daemon(
     mut link: Link,
     mut published: watch::Receiver<Arc<Published>>,
-    deletions: &watch::Sender<Option<PodDeletions>>,
+    messages: &DaemonMessages,
 ) -> io::Result<()> {
     let mut sent = Arc::clone(&published.borrow_and_update());
     link.send(&sent.whole()).await?;
     loop {
         tokio::select! {
             received = link.receive::<Daemon>() => match received? {
-                Some(daemon) => drop(deletions.send_replace(Some(daemon.deletions()))),
+                Some(daemon) => {
+                    let known = (!daemon.are_deletions_unknown_yet).then(|| daemon.deletions());
+                    messages.deletions.send_replace(known);
+                    messages.is_driver_released.send_replace(daemon.is_driver_released);
+                }
                 None => return Ok(()),
             },
             changed = published.changed() => {
@@ -240,20 +260,26 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("guard.sock");
         let sender = watch::Sender::new(Arc::new(published(1, &["a"], &[("c", "p")])));
-        let deletions = watch::Sender::new(None);
-        let mut known = deletions.subscribe();
-        let serving = tokio::spawn(serve(UnixListener::bind(&path).unwrap(), sender.subscribe(), deletions));
+        let messages = DaemonMessages::default();
+        let (mut known, released) = (messages.deletions.subscribe(), messages.is_driver_released.subscribe());
+        let serving = tokio::spawn(serve(UnixListener::bind(&path).unwrap(), sender.subscribe(), messages));
         let mut link = Link::new(UnixStream::connect(&path).await.unwrap());
         let mut followed = Published::default();
         followed.apply(link.receive().await.unwrap().unwrap());
         assert_eq!(followed, **sender.borrow());
-        link.send(&Daemon { deletions: PodDeletions::Some.into() }).await.unwrap();
+        let messages = Daemon {
+            deletions: PodDeletions::Some.into(),
+            is_driver_released: true,
+            are_deletions_unknown_yet: false,
+        };
+        link.send(&messages).await.unwrap();
         known.wait_for(|said| *said == Some(PodDeletions::Some)).await.unwrap();
         sender.send_replace(Arc::new(published(2, &[], &[])));
         followed.apply(link.receive().await.unwrap().unwrap());
         assert_eq!(followed, **sender.borrow());
         drop(link);
         known.wait_for(Option::is_none).await.unwrap();
+        assert!(*released.borrow(), "the driver was not resumed");
         serving.abort();
     }
 

@@ -1,14 +1,14 @@
 //! The process `berth guard`: a plugin of the container runtime that keeps what the runtime shows for the daemon.
 
 use crate::cgroup::ContainerCgroup;
-use crate::containers::Containers;
-use crate::link::{self, Published};
+use crate::limiter::Limiter;
+use crate::link::{self, DaemonMessages};
 use crate::plugin::{ContainerEvent, Plugin, Refusal, RuntimeInfo};
 use crate::session;
 use crate::settings::Settings;
-use berth_proto::guard::{PodDeletions, Status};
+use crate::state::GuardState;
+use berth_proto::guard::PodDeletions;
 use berth_proto::nri::{Container, ContainerAdjustment, Event, PodSandbox};
-use parking_lot::Mutex;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use std::fs::{self, DirBuilder, File, Permissions};
@@ -16,9 +16,9 @@ use std::io::{self, ErrorKind};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::{Notify, watch};
+use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
 /// Interval at which the lock of the socket is tried while another guard has it.
@@ -55,13 +55,16 @@ pub async fn run(settings: Settings) -> Result<(), GuardError> {
     let failed = |source| GuardError::Socket { path: settings.socket.clone(), source };
     let _lock = lock(&settings.socket).await.map_err(failed)?;
     let listener = bind(&settings.socket).map_err(failed)?;
-    let guard = Arc::new(Guard::new());
-    let deletions = watch::Sender::new(None);
-    let known_deletions = deletions.subscribe();
+    let guard = Arc::new(GuardState::new());
+    let limiter = Arc::new(Limiter::new(&settings, Arc::clone(&guard)));
+    limiter.resume_left();
+    let messages = DaemonMessages::default();
+    let (deletions, released) = (messages.deletions.subscribe(), messages.is_driver_released.subscribe());
     tracing::info!(socket = %settings.socket.display(), "the guard listens for the daemon");
     tokio::join!(
-        link::serve(listener, guard.published.subscribe(), deletions),
-        keep_session(&settings, &guard, known_deletions),
+        link::serve(listener, guard.published.subscribe(), messages),
+        keep_session(&settings, &guard, &limiter, deletions),
+        limiter.run(released),
         sweep(&guard),
     );
     Ok(())
@@ -99,78 +102,25 @@ fn bind(path: &Path) -> io::Result<UnixListener> {
     Ok(listener)
 }
 
-/// What the guard knows.
-struct Guard {
-    containers: Mutex<Containers>,
-    published: watch::Sender<Arc<Published>>,
-    /// Wakes the sweep.
-    left: Notify,
-}
-
-impl Guard {
-    fn new() -> Self {
-        // Two guards of one node do not run at once, so the time of the start tells them apart.
-        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let status = Status {
-            version: env!("CARGO_PKG_VERSION").into(),
-            run: u64::try_from(since.as_nanos()).unwrap_or_default(),
-            why: "the guard has just started".into(),
-            ..Status::default()
-        };
-        let published = watch::Sender::new(Arc::new(Published { status, ..Published::default() }));
-        Self { containers: Mutex::default(), published, left: Notify::new() }
-    }
-
-    /// Changes what is known of containers, and publishes it if `change` says that it did.
-    fn update(&self, change: impl FnOnce(&mut Containers) -> bool) {
-        let mut containers = self.containers.lock();
-        if change(&mut containers) {
-            self.publish(&containers, |_| {});
-        }
-    }
-
-    fn set_status(&self, change: impl FnOnce(&mut Status)) {
-        self.publish(&self.containers.lock(), change);
-    }
-
-    fn publish(&self, containers: &Containers, change: impl FnOnce(&mut Status)) {
-        if containers.has_left() {
-            self.left.notify_one();
-        }
-        let mut status = self.published.borrow().status.clone();
-        change(&mut status);
-        let now = Published { status, pods: containers.pods(), containers: containers.shown() };
-        self.published.send_if_modified(|published| {
-            let is_new = **published != now;
-            if is_new {
-                *published = Arc::new(now);
-            }
-            is_new
-        });
-    }
-
-    /// The guard is not connected; `why` is logged when it changes.
-    fn set_unconnected(&self, why: String) {
-        if self.published.borrow().status.why != why {
-            tracing::warn!("the guard is not connected to the container runtime: {why}");
-        }
-        self.set_status(|status| (status.is_connected, status.why) = (false, why));
-    }
-}
-
 /// Registers with the runtime, again after each end of a session.
 async fn keep_session(
     settings: &Settings,
-    guard: &Arc<Guard>,
+    guard: &Arc<GuardState>,
+    limiter: &Arc<Limiter>,
     mut deletions: watch::Receiver<Option<PodDeletions>>,
 ) {
     let mut retries = RETRIES.iter();
     loop {
+        limiter.wait_until_none_is_suspended().await;
         wait_for_safe_registration(guard, &mut deletions).await;
         let began = Instant::now();
         let why = match UnixStream::connect(&settings.nri_socket).await {
             Ok(socket) => {
-                let mut plugin = Registered { settings: settings.clone(), guard: Arc::clone(guard) };
+                let mut plugin = Registered {
+                    settings: settings.clone(),
+                    guard: Arc::clone(guard),
+                    limiter: Arc::clone(limiter),
+                };
                 match session::run(socket, &mut plugin).await {
                     Ok(()) => "the container runtime closed the connection".to_owned(),
                     Err(error) => error.to_string(),
@@ -203,7 +153,10 @@ fn no_socket(path: &Path, error: &io::Error) -> String {
 /// A registration takes the lock of the runtime's plugins, which the stop of a container holds for its whole grace period;
 /// until then no other call of the runtime goes on (containerd#14083). So it is not tried while a pod of this node is
 /// being deleted, nor while the daemon is not connected, which alone knows.
-async fn wait_for_safe_registration(guard: &Guard, deletions: &mut watch::Receiver<Option<PodDeletions>>) {
+async fn wait_for_safe_registration(
+    guard: &GuardState,
+    deletions: &mut watch::Receiver<Option<PodDeletions>>,
+) {
     loop {
         let why = match *deletions.borrow_and_update() {
             // Without a source that shows deletions the guard would never be of use.
@@ -226,7 +179,7 @@ async fn wait_for_safe_registration(guard: &Guard, deletions: &mut watch::Receiv
 }
 
 /// Checks the cgroups that outlived their container until they have no processes.
-async fn sweep(guard: &Guard) {
+async fn sweep(guard: &GuardState) {
     loop {
         guard.left.notified().await;
         loop {
@@ -246,7 +199,8 @@ async fn sweep(guard: &Guard) {
 /// The plugin of one session.
 struct Registered {
     settings: Settings,
-    guard: Arc<Guard>,
+    guard: Arc<GuardState>,
+    limiter: Arc<Limiter>,
 }
 
 impl Registered {
@@ -260,7 +214,7 @@ impl Registered {
             tracing::warn!(
                 container = container.id,
                 %error,
-                "the cgroup of a container cannot be found, so processes that outlive it will not be noticed"
+                "the cgroup of a container cannot be found, so that its memory limits cannot be set, and processes that outlive it will not be noticed"
             );
         })
         .ok()
@@ -287,6 +241,8 @@ impl Plugin for Registered {
             true
         });
         self.guard.set_status(|status| (status.is_connected, status.why) = (true, String::new()));
+        // Those that were started while no guard was connected have no limits yet.
+        self.limiter.wake();
         tracing::info!(
             pods = pods.len(),
             containers = containers.len(),
@@ -304,14 +260,26 @@ impl Plugin for Registered {
     }
 
     async fn start_container(&mut self, _: PodSandbox, container: Container) -> Result<(), Refusal> {
-        if self.guard.containers.lock().is_known(&container.id) {
-            let cgroup = self.cgroup_of(&container);
-            self.guard.update(|known| {
-                known.start(&container.id, cgroup);
-                true
-            });
+        if !self.guard.containers.lock().is_known(&container.id) {
+            return Ok(());
         }
-        Ok(())
+        let starting = self.limiter.mark_starting(&container.id);
+        let cgroup = self.cgroup_of(&container);
+        self.guard.update(|known| {
+            known.start(&container.id, cgroup.clone());
+            true
+        });
+        let (limits, doubtful_key) = {
+            let known = self.guard.containers.lock();
+            (known.limits_of(&container.id), known.doubtful_key_of(&container.id))
+        };
+        if let Some(key) = doubtful_key {
+            self.limiter.refuse_doubtful(&container.id, container.pid, &key)?;
+        }
+        if limits.is_empty() {
+            return Ok(());
+        }
+        self.limiter.start(starting, container.pid, cgroup, limits).await
     }
 
     async fn observe(&mut self, event: ContainerEvent) {
@@ -330,7 +298,9 @@ impl Plugin for Registered {
 mod tests {
     use super::*;
     use crate::link::Link;
+    use crate::link::Published;
     use crate::session::tests::Runtime;
+    use crate::settings::LimitSettings;
     use berth_proto::guard::Daemon;
     use berth_proto::nri::{
         CreateContainerRequest, StartContainerRequest, StopContainerRequest, StopPodSandboxRequest,
@@ -340,7 +310,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_registration_waits_for_the_daemon_and_for_the_end_of_deletions() {
-        let guard = Guard::new();
+        let guard = GuardState::new();
         let sender = watch::Sender::new(None);
         let why = || guard.published.borrow().status.why.clone();
         let mut receiver = sender.subscribe();
@@ -387,7 +357,7 @@ mod tests {
                 }
             };
             let mut link = Link::new(socket);
-            link.send(&Daemon { deletions: PodDeletions::None.into() }).await.unwrap();
+            link.send(&Daemon { deletions: PodDeletions::None.into(), ..Daemon::default() }).await.unwrap();
             Self { link, shown: Published::default() }
         }
 
@@ -406,6 +376,7 @@ mod tests {
             socket: path("guard.sock"),
             nri_socket: path("nri.sock"),
             cgroup_root: path("cgroup"),
+            limits: LimitSettings::Off,
         };
         let nri = UnixListener::bind(&settings.nri_socket).unwrap();
         let guard = tokio::spawn(run(settings.clone()));

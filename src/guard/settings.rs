@@ -11,6 +11,29 @@ pub struct Settings {
     pub nri_socket: PathBuf,
     /// Where the cgroups of the node are mounted: cgroup v2, or the folder of v1's hierarchies.
     pub cgroup_root: PathBuf,
+    /// Whether and how the memory of containers is limited.
+    pub limits: LimitSettings,
+}
+
+/// The settings of memory limits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LimitSettings {
+    /// None are set.
+    Off,
+    /// The GPUs are simulated, so that there is no driver.
+    Simulated {
+        /// Whether a container is refused if its limits cannot be set.
+        is_required: bool,
+    },
+    /// By NVML.
+    Nvml {
+        /// Path of `libnvidia-ml.so.1`; by default it is searched for.
+        library: Option<PathBuf>,
+        /// Root of the driver's files.
+        driver_root: PathBuf,
+        /// Whether a container is refused if its limits cannot be set.
+        is_required: bool,
+    },
 }
 
 impl Default for Settings {
@@ -19,6 +42,7 @@ impl Default for Settings {
             socket: "/run/berth-guard/guard.sock".into(),
             nri_socket: "/var/run/nri/nri.sock".into(),
             cgroup_root: "/sys/fs/cgroup".into(),
+            limits: LimitSettings::Nvml { library: None, driver_root: "/".into(), is_required: false },
         }
     }
 }

@@ -102,6 +102,8 @@ mod tests {
             name: "main".into(),
             tie: Tie::Annotation,
             is_cgroup_known: true,
+            is_privileged: false,
+            limits: Vec::new(),
         };
         let containers =
             numbers.iter().map(|n| (AllocationId { store: 1, number: *n }, vec![Arc::new(container(*n))]));
@@ -110,6 +112,7 @@ mod tests {
             guard_run: 1,
             pods: numbers.iter().map(|n| format!("uid-{n}")).collect(),
             containers: containers.collect(),
+            ..RuntimeView::default()
         };
         apply(ledger, Change::RuntimeSeen(Arc::new(view)));
     }

@@ -60,6 +60,10 @@ fn advice(refusal: &Refusal) -> (Code, String) {
             Code::FailedPrecondition,
             "it is offered once one does; if none will, `berth node check` shows why".into(),
         ),
+        Refusal::NotEnforced { .. } => (
+            Code::FailedPrecondition,
+            "repair that (`berth node show` has the guard's state) and recreate the pod, or request a whole GPU".into(),
+        ),
         Refusal::Denied { .. } => (
             Code::PermissionDenied,
             "change the pod, or the policy's parameters (`berth policy list`)".into(),

@@ -42,6 +42,11 @@ LIBRARY_ON_HOST = RUN / "library"
 LIBRARY_IN_POD = "/opt/berth-e2e/library"
 
 
+def slice_of(mib: int) -> str:
+    """The resource of slices of that size."""
+    return f"nvidia.com/gpu-{mib}mib"
+
+
 class Setup:
     """What one run of Berth is to manage: how many GPUs, and how they are shared.
 
@@ -52,6 +57,7 @@ class Setup:
     `other_root`: the kubelet has another `--root-dir` than the one in which its device plugins are.
     `slow_disk`: a write of its store is slow when the test says so (`disk.py`). `slow_status`: the kubelet writes its status
     as seldom as by default.
+    `slices`: GPU n is offered in slices of `slices[n]` MiB, as a resource of its own, and the driver limits memory.
     `labels`: it labels the node with its GPUs, for which it must ask. `configs`: a label of the node chooses its stack
     among the files of `Berth.mount_configs`.
     """
@@ -73,6 +79,7 @@ class Setup:
         slow_status: bool = False,
         labels: bool = False,
         configs: bool = False,
+        slices: tuple[int, ...] = (),
     ) -> None:
         self.gpus = gpus
         self.shares = shares
@@ -89,15 +96,18 @@ class Setup:
         self.slow_status = slow_status
         self.labels = labels
         self.configs = configs
+        self.slices = slices
 
     @property
     def resource(self) -> str:
         """The one that most pods of the setup ask for."""
-        return self.shares_as if self.shares else WHOLE
+        return slice_of(self.slices[0]) if self.slices else self.shares_as if self.shares else WHOLE
 
     @property
     def resources(self) -> list[str]:
         """The devices that the kubelet lists."""
+        if self.slices:
+            return [slice_of(mib) for mib in self.slices]
         return [WHOLE, SHARED] if self.mixed else [self.resource]
 
 
@@ -198,7 +208,15 @@ class Berth:
 
     def guard(self, log: Path) -> process.Process:
         """`berth guard` with the settings of this daemon."""
-        return process.Process("berth guard", [self._binary, "guard", "--config", _CONFIG], log)
+        return process.Process("berth guard", [self._binary, "guard", "--config", _CONFIG], log, self.fake.environment)
+
+    def limits(self, allocation: str) -> dict:
+        """The limits of an allocation, and who enforces them, as the API shows it."""
+        return self._get(f"/api/v1/allocations/{allocation}")["limits"]
+
+    def metrics(self) -> list[str]:
+        """The lines of /metrics."""
+        return _ask("GET", "/metrics", _token()).splitlines()
 
     def guard_status(self) -> dict:
         """The guard as the API shows it."""
@@ -328,9 +346,17 @@ def _as(user: int) -> list[str]:
 
 
 def _stack(setup: Setup) -> list[dict]:
+    if setup.slices:
+        return [_slices(gpu, mib) for gpu, mib in enumerate(setup.slices)]
     if setup.mixed:
         return [{"policy": "mixed", "parameters": {"advertise": setup.mixed, "replicas": 4, "settleSeconds": 5}}]
     return [_timeslice(setup.shares, setup.shares_as) if setup.shares else {"policy": "exclusive"}]
+
+
+def _slices(gpu: int, mib: int) -> dict:
+    size = {"resource": slice_of(mib), "memoryMiB": mib}
+    parameters = {"sizes": [size], "only": [{"index": gpu}]}
+    return {"policy": "memory", "parameters": parameters, "permissions": {"resources": [slice_of(mib)]}}
 
 
 def _timeslice(shares: int, resource: str) -> dict:
@@ -345,7 +371,7 @@ def _settings(setup: Setup, nvml_library: Path) -> dict:
         "gpus": "nvml",
         "nvmlLibrary": str(nvml_library),
         "adminListen": ADMIN,
-        "guard": {"socket": str(GUARD_SOCKET), "nriSocket": str(NRI_SOCKET)},
+        "guard": {"socket": str(GUARD_SOCKET), "nriSocket": str(NRI_SOCKET), "cgroupRoot": str(machine.CGROUP2)},
     }
     if setup.other_root:
         settings["kubeletRootDir"] = str(OTHER_KUBELET_ROOT)

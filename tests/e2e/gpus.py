@@ -52,6 +52,23 @@ class FakeGpus:
         link.symlink_to(self.library)
         return {**self.environment, "LD_LIBRARY_PATH": str(_LIBRARY)}
 
+    def limits_memory(self, controller: str) -> None:
+        """Lets the driver limit the memory of cgroups by that controller of the Linux kernel; empty: the driver cannot."""
+        self._state.pop("memory_limits", None)
+        if controller:
+            self._state["memory_limits"] = controller
+        self._write()
+
+    def faults(self, *faults: dict) -> None:
+        """Lets calls of the driver be slow, hang or fail."""
+        self._state["faults"] = list(faults)
+        self._write()
+
+    def limit_file(self, gpu: str, cgroup: Path) -> Path:
+        """Where the driver keeps a cgroup's limit on a GPU: soft and hard limit, bytes."""
+        folder = cgroup.stat()
+        return _FILE.with_suffix(".limits") / f"{gpu}-{folder.st_dev}-{folder.st_ino}"
+
     def xid(self, gpu: str, number: int) -> None:
         """Lets the driver report an XID on a GPU."""
         events = self._state.setdefault("events", [])

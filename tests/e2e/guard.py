@@ -43,7 +43,7 @@ def connects(bench: Bench) -> str:
     bench.berth.configure(settings)
     bench.berth.start_unready()
     bench.berth.registered(bench.resource)
-    _start(bench)
+    start_guard(bench)
     pod = bench.pod("named", {"main": 1})
     bench.node.run(pod)
     pod.started("main")
@@ -55,7 +55,7 @@ def connects(bench: Bench) -> str:
     bench.berth.stop()
     bench.berth.configure(bench.berth.settings)
     bench.berth.start()
-    _connected(bench)
+    connected(bench)
     said = bench.berth.guard_status()["runtime"]
     return f"runtime={said.replace(' ', '-')}"
 
@@ -111,7 +111,7 @@ def runtime_restarted(bench: Bench) -> None:
     bench.node.containerd.stop()
     until("the guard is not connected", 10, lambda: not bench.berth.guard_status()["connected"])
     bench.node.containerd.restart()
-    _connected(bench)
+    connected(bench)
     bench.unchanged(before)
 
 
@@ -128,7 +128,7 @@ def guard_killed(bench: Bench) -> None:
     bench.node.delete(goes)
     bench.running.remove(goes)
     guard.start()
-    _connected(bench)
+    connected(bench)
     bench.ends(goes)
     for pod in (*bench.running, late):
         pod.beats("main")
@@ -140,9 +140,9 @@ def guard_killed(bench: Bench) -> None:
 
 def in_grace(bench: Bench) -> str:
     """A registration while a container is being stopped would hold up every call of the runtime, so it waits."""
-    _start(bench)
+    start_guard(bench)
     first = bench.pod("first", {"main": 1})
-    usual = _seconds_to_run(bench, first)
+    usual = seconds_to_run(bench, first)
     guard: Process = bench.shared
     slow = Pod("slow", [Container("main", {bench.resource: 1}, extra=_IGNORES_SIGTERM)], grace=GRACE_SECONDS)
     bench.start(slow)
@@ -156,7 +156,7 @@ def in_grace(bench: Bench) -> str:
         return not status["connected"] and "being deleted" in status.get("why", "")
 
     until("the guard waits, and says for what", 20, waits)
-    took = _seconds_to_run(bench, bench.pod("beside", {"main": 1}))
+    took = seconds_to_run(bench, bench.pod("beside", {"main": 1}))
     if took > usual + DELAY_SECONDS:
         raise TestError(f"a pod took {took:.1f} s beside the one in its grace period, and {usual:.1f} s before")
     if not waits():
@@ -200,15 +200,15 @@ def _kubelet_settles(bench: Bench) -> None:
     time.sleep(max(0.0, max(SOCKET.stat().st_ctime, berth) + KUBELET_SECONDS - time.time()))
 
 
-def _start(bench: Bench) -> None:
+def start_guard(bench: Bench) -> None:
     guard = bench.berth.guard(bench.logs / "guard.log")
     guard.start()
     bench.shared = guard
     bench.at_end.append(guard.stop)
-    _connected(bench)
+    connected(bench)
 
 
-def _connected(bench: Bench) -> None:
+def connected(bench: Bench) -> None:
     def look() -> bool:
         bench.shared.check()
         status = bench.berth.guard_status()
@@ -230,7 +230,7 @@ def _ends(bench: Bench, allocation: str, seconds: float) -> float:
     return time.monotonic() - begin
 
 
-def _seconds_to_run(bench: Bench, pod: Pod) -> float:
+def seconds_to_run(bench: Bench, pod: Pod) -> float:
     begin = time.monotonic()
     bench.node.run(pod)
     pod.started("main")

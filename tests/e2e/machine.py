@@ -22,6 +22,12 @@ PACKAGES = {
     "openssl": "/usr/bin/openssl",
 }
 
+#: Where cgroup v2 is mounted: on a machine with both versions it has no controllers, but the containers' cgroups.
+CGROUP2 = next(
+    (root for root in map(Path, ("/sys/fs/cgroup", "/sys/fs/cgroup/unified")) if (root / "cgroup.controllers").exists()),
+    Path("/sys/fs/cgroup"),
+)
+
 #: Ports of the kubelet on loopback; not the usual ones, so that they are likely to be free.
 KUBELET_PORT = 20250
 KUBELET_READ_ONLY_PORT = 20255

@@ -25,6 +25,7 @@ import controlplane  # noqa: E402
 import drains  # noqa: E402
 import fullnode  # noqa: E402
 import guard  # noqa: E402
+import limits  # noqa: E402
 import kubelet  # noqa: E402
 import machine  # noqa: E402
 import nvidia  # noqa: E402
@@ -40,7 +41,7 @@ from scenario import Scenario  # noqa: E402
 
 #: Those of a standalone kubelet first: a kubelet that has joined a cluster stays in it. The full node's own come before
 #: the change-over, whose devices a kubelet goes on to count for five minutes: the first of them wants a new node.
-_FILES = (cases, cdi, guard, fullnode, changeover, drains, reuse)
+_FILES = (cases, cdi, guard, limits, fullnode, changeover, drains, reuse)
 SCENARIOS = sorted((scenario for file in _FILES for scenario in file.SCENARIOS), key=lambda s: s.cluster)
 
 

@@ -40,7 +40,10 @@ pub(crate) async fn show(state: Data<State>, request: HttpRequest) -> HandlerRes
         device_list_strategy: facts.device_list_strategy,
         store_error: state.kernel.store_error(),
         api_server: facts.api_server.as_ref().map(step_state),
-        guard: facts.guard,
+        guard: facts.guard.map(|guard| match &ledger.runtime {
+            Some(view) if guard.connected => guard.with_limits(&view.limit_support),
+            _ => guard,
+        }),
         hold: ledger.ends_withheld.as_deref().map(String::from),
         configuration: facts.configuration,
         stack_revision: ledger.stack.revision,

@@ -32,8 +32,8 @@ pub(crate) fn exit_on_signals() -> std::io::Result<()> {
     Ok(())
 }
 
-/// From now on a signal does not end the process: the daemon has handlers of its own, and stops in order.
-pub(super) fn let_daemon_handle_signals() {
+/// From now on a signal does not end the process: daemon and guard have handlers of their own, and stop in order.
+pub(crate) fn let_daemon_handle_signals() {
     EXIT_AT_ONCE.store(false, Ordering::SeqCst);
 }
 

@@ -67,6 +67,8 @@ impl Progress {
                 version: known(version),
                 runtime: known(runtime),
                 why: known(why),
+                memory_limits: Vec::new(),
+                memory_limits_error: None,
             });
         }
         facts

@@ -313,7 +313,8 @@ impl Base {
         let (sender, status) = watch::channel(GuardStatus::default());
         let (socket, kernel) = (self.config.guard.socket.clone(), self.kernel().clone());
         let has_pods_source = self.config.cluster.api_server != ApiServer::Off;
-        self.tasks.spawn(berth_guard::follow(socket, kernel, has_pods_source, sender));
+        let driver = self.core.core.driver.guard.clone();
+        self.tasks.spawn(berth_guard::follow(socket, kernel, has_pods_source, driver, sender));
         self.progress.set_guard_status(status);
     }
 

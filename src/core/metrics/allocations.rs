@@ -3,6 +3,7 @@
 use super::families::Families;
 use super::scrape::Scrape;
 use super::table;
+use berth_kernel::evidence::limits::{LimitState, MemoryLimit};
 use berth_kernel::ids::names::{GpuId, PartId, Resource};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -38,6 +39,39 @@ pub(super) fn encode(scrape: &Scrape, families: &mut Families<'_>) -> fmt::Resul
     let blocked_ends =
         scrape.ledger.blocked_ends.as_deref().map_or(0, |blocked_ends| blocked_ends.allocations);
     families.value(&table::STUCK, Some(u64::try_from(blocked_ends).unwrap_or(u64::MAX)))
+}
+
+const LIMIT_STATES: [&str; 5] = ["pending", "set", "late", "failed", "stale"];
+
+/// What the guard shows of memory limits.
+pub(super) fn encode_limits(scrape: &Scrape, families: &mut Families<'_>) -> fmt::Result {
+    let view = scrape.ledger.runtime.as_deref();
+    families.value(&table::GUARD_CONNECTED, view.map(|view| u64::from(view.is_whole)))?;
+    // A container with several allocations is listed with each.
+    let containers = view.into_iter().flat_map(|view| view.containers.values().flatten());
+    let containers: BTreeMap<&str, _> = containers.map(|one| (one.id.as_str(), one)).collect();
+    let limits: Vec<_> = containers.values().flat_map(|container| &container.limits).collect();
+    let recent = |limit: &MemoryLimit| limit.reading.filter(|reading| !reading.is_stale);
+    let state = |limit: &MemoryLimit| match (limit.state, recent(limit)) {
+        (LimitState::Pending, _) => "pending",
+        (LimitState::Failed, _) => "failed",
+        (LimitState::Set | LimitState::Late, None) => "stale",
+        (LimitState::Set, Some(_)) => "set",
+        (LimitState::Late, Some(_)) => "late",
+    };
+    let count = |wanted| limits.iter().filter(|limit| state(limit) == wanted).count();
+    let counts = LIMIT_STATES.map(|state| (vec![state], u64::try_from(count(state)).unwrap_or(u64::MAX)));
+    families.gauge(&table::LIMITS, counts.into_iter().filter(|_| view.is_some()))?;
+    let mut used: BTreeMap<&GpuId, u64> = BTreeMap::new();
+    for (gpu, reading) in limits.iter().filter_map(|limit| Some((&limit.gpu, recent(limit)?))) {
+        *used.entry(gpu).or_default() += reading.used_mib.saturating_mul(1 << 20);
+    }
+    let of_gpu = |(index, gpu): &'_ (String, GpuId)| Some((index.clone(), gpu.clone(), *used.get(gpu)?));
+    let shown: Vec<_> = scrape.gpus.iter().filter_map(of_gpu).collect();
+    families.gauge(
+        &table::LIMIT_USED,
+        shown.iter().map(|(index, gpu, n)| (vec![index.as_str(), gpu.as_str()], *n)),
+    )
 }
 
 /// Number of a resource's devices in each of [`STATES`].

@@ -89,6 +89,7 @@ impl Collector for Scrape {
         daemon::encode(self, &mut families)?;
         gpus::encode(self, &mut families)?;
         allocations::encode(self, &mut families)?;
+        allocations::encode_limits(self, &mut families)?;
         ledger::encode(self, &mut families)?;
         policies::encode(self, &mut families)?;
         kubelet::encode(self, &mut families)?;

@@ -151,6 +151,14 @@ families! {
         STUCK = gauge("berth_allocations_stuck", &[],
             "Live allocations that cannot end now, as a source cannot be read or sources contradict each other; /readyz has the reason.");
     }
+    "The guard" {
+        GUARD_CONNECTED = gauge("berth_guard_connected", &[],
+            "1 while the guard shows the containers of the node; absent until it has connected once.");
+        LIMITS = gauge("berth_memory_limits", &["state"],
+            "Memory limits of containers: pending, set, late, failed, and stale (set, and not read back for a minute).");
+        LIMIT_USED = gauge("berth_memory_limit_used_bytes", &["gpu", "uuid"],
+            "GPU memory that containers with limits use, as the driver counts it against the limits.");
+    }
     "The ledger and its store" {
         GENERATION = gauge("berth_ledger_generation", &[], "Number of changes of the ledger.");
         QUEUE = gauge("berth_keeper_queue_length", &["inbox"],

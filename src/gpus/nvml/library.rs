@@ -1,7 +1,6 @@
 //! Finds and opens `libnvidia-ml.so.1`.
 
 use super::fence::{Fence, Lane};
-use super::raw::EventSet;
 use berth_kernel::node::ports::GpusError;
 use crossbeam_channel::{Receiver, Sender, bounded};
 use nvml_wrapper::Nvml;
@@ -88,16 +87,14 @@ pub(super) struct Library {
     pub(super) cuda_version: Option<String>,
 }
 
-/// A set for the events of a library. It is created before anything is read, so that no event is missed between the
-/// first scan and its creation.
-type NewEventSet = Result<EventSet, NvmlError>;
-
-/// Opens the configured library, or else the first one that can be opened.
-pub(super) fn open(
+/// Opens the configured library, or else the first one that can be opened, and returns it with what `prepare` makes of it
+/// before anything is read.
+pub(super) fn open<T: Send + 'static>(
     fence: &Fence,
     named: Option<&Path>,
     driver_root: &Path,
-) -> Result<(Library, NewEventSet), GpusError> {
+    prepare: fn(&Nvml) -> T,
+) -> Result<(Library, T), GpusError> {
     let paths = match named {
         Some(path) => vec![path.to_owned()],
         None => candidates(driver_root),
@@ -107,7 +104,7 @@ pub(super) fn open(
         steps.at("nvmlInit_v2");
         let mut last = None;
         for path in paths {
-            match open_one(&path) {
+            match open_one(&path, prepare) {
                 Ok(opened) => return Ok(opened),
                 // The library opened, but the driver has an error: another copy would return the same.
                 Err(error) if !matches!(error, NvmlError::LibloadingError(_)) => {
@@ -130,15 +127,15 @@ pub(super) fn open(
     }
 }
 
-fn open_one(path: &Path) -> Result<(Library, NewEventSet), NvmlError> {
+fn open_one<T>(path: &Path, prepare: fn(&Nvml) -> T) -> Result<(Library, T), NvmlError> {
     let nvml = Nvml::builder().lib_path(path.as_os_str()).init()?;
     let cuda = nvml.sys_cuda_driver_version().ok();
     let driver_version = nvml.sys_driver_version().ok();
     let cuda_version = cuda.map(|v| format!("{}.{}", v / 1000, v % 1000 / 10));
-    let events = EventSet::new(&nvml);
+    let prepared = prepare(&nvml);
     let (nvml, closing) = OpenNvml::new(nvml);
     let nvml = Arc::new(nvml);
-    Ok((Library { nvml, closing, path: path.to_owned(), driver_version, cuda_version }, events))
+    Ok((Library { nvml, closing, path: path.to_owned(), driver_version, cuda_version }, prepared))
 }
 
 /// The paths to try, in order: under the configured root; by the search of the dynamic loader; under the usual roots.

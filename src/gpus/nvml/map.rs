@@ -156,6 +156,12 @@ pub(super) fn fabric_error(fabric: FabricRegistration) -> Option<String> {
     }
 }
 
+/// Whether an error on one GPU concerns the whole driver: it was unloaded, or replaced by one of another version than
+/// the library.
+pub(super) fn is_driver_error(error: &NvmlError) -> bool {
+    matches!(error, NvmlError::Uninitialized | NvmlError::DriverNotLoaded | NvmlError::LibRmVersionMismatch)
+}
+
 /// The text of an NVML error on one GPU, with the remedy if it is known.
 pub(super) fn gpu_error_text(call: &str, error: &NvmlError) -> String {
     match error {

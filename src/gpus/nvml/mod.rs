@@ -9,6 +9,7 @@ mod facts;
 mod fence;
 mod invoke;
 mod library;
+mod limits;
 mod links;
 mod map;
 mod processes;
@@ -22,7 +23,9 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, select};
 use events::Events;
 use fence::Fence;
 use library::Library;
+pub use limits::{LimitError, NvmlLimits, ReportedLimit};
 use parking_lot::Mutex;
+use raw::EventSet;
 use scan::Scanner;
 use std::collections::BTreeSet;
 use std::fs::{self, DirEntry};
@@ -165,7 +168,9 @@ impl NvmlGpus {
         self.wait_until_closed(CLOSE_WAIT);
         let attached = attached(&self.options);
         let (fence, options) = (self.fence.clone(), self.options.clone());
-        let (library, set) = library::open(&fence, options.library.as_deref(), &options.driver_root)?;
+        // The set is created before anything is read, so that no event is missed between its creation and the first scan.
+        let (library, set) =
+            library::open(&fence, options.library.as_deref(), &options.driver_root, EventSet::new)?;
         let events = Events::start(Arc::clone(&library.nvml), fence.clone(), set, options.deadline);
         let session =
             Arc::new(Session { library, fence, options, attached, started: Mutex::default(), events });

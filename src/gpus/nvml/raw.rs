@@ -5,6 +5,7 @@ use super::fence::Steps;
 use nvml_wrapper::error::{NvmlError, nvml_sym, nvml_try};
 use nvml_wrapper::struct_wrappers::device::ProcessInfo;
 use nvml_wrapper::{Device, Nvml};
+use std::ffi::{CStr, c_char, c_void};
 
 /// The registered event types: double bit ECC errors, critical XIDs and changes of the recovery action.
 const EVENT_BITS: u64 = EVENT_DOUBLE_BIT_ECC | EVENT_XID | EVENT_RECOVERY_ACTION;
@@ -87,6 +88,56 @@ pub(super) fn memory(device: &Device, steps: &Steps) -> Result<(u64, u64), NvmlE
         nvml_try(call(device.handle(), &raw mut memory)).map(|()| memory)
     }?;
     Ok((memory.total, memory.used))
+}
+
+/// `nvmlSetMemoryLimits_v1_t`; bytes.
+#[repr(C)]
+struct NewMemoryLimits {
+    cgroup: *const c_char,
+    soft: u64,
+    hard: u64,
+}
+
+/// `nvmlGetMemoryLimits_v1_t`; bytes.
+#[repr(C)]
+struct MemoryLimits {
+    cgroup: *const c_char,
+    soft: u64,
+    hard: u64,
+    used: u64,
+}
+
+/// Sets the memory, bytes, that the processes of a cgroup may allocate on a GPU; `nvmlDeviceSetMemoryLimits_v1`, of
+/// drivers since 615, which nvml-wrapper does not know. `cgroup` is the path of the cgroup's folder. The soft
+/// limit is 0, since a guarantee would also change the limits of the cgroup's ancestors.
+pub(super) fn set_memory_limit(device: &Device, cgroup: &CStr, hard: u64) -> Result<(), NvmlError> {
+    type Call = unsafe extern "C" fn(*mut c_void, *mut NewMemoryLimits) -> u32;
+    let library = &device.nvml().lib().__library;
+    let mut limits = NewMemoryLimits { cgroup: cgroup.as_ptr(), soft: 0, hard };
+    // SAFETY: the symbol has this type (`nvml.h` of API 13.4); the handle is valid while `device` lives, and the
+    // structure and the path outlive the call.
+    unsafe {
+        let call = library.get::<Call>(b"nvmlDeviceSetMemoryLimits_v1\0").map_err(no_symbol)?;
+        nvml_try(call(device.handle().cast(), &raw mut limits))
+    }
+}
+
+/// The memory, bytes, that the processes of a cgroup may allocate on a GPU, and what they have allocated. Without a limit
+/// NVML answers `NOT_FOUND` or `NOT_SUPPORTED`, by the kernel's controller that enforces it.
+pub(super) fn memory_limit(device: &Device, cgroup: &CStr) -> Result<(u64, u64), NvmlError> {
+    type Call = unsafe extern "C" fn(*mut c_void, *mut MemoryLimits) -> u32;
+    let library = &device.nvml().lib().__library;
+    let mut limits = MemoryLimits { cgroup: cgroup.as_ptr(), soft: 0, hard: 0, used: 0 };
+    // SAFETY: as above.
+    unsafe {
+        let call = library.get::<Call>(b"nvmlDeviceGetMemoryLimits_v1\0").map_err(no_symbol)?;
+        nvml_try(call(device.handle().cast(), &raw mut limits))?;
+    }
+    Ok((limits.hard, limits.used))
+}
+
+fn no_symbol(error: impl std::fmt::Display) -> NvmlError {
+    NvmlError::FailedToLoadSymbol(error.to_string())
 }
 
 /// State of the remapping of a GPU's memory rows.

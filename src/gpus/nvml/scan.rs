@@ -112,8 +112,7 @@ impl Scanner {
         let (mut answered, mut failed) = (Vec::new(), Vec::new());
         let (mut scans, mut loads) = self.run_scans(session, count);
         // Before any GPU is recorded, so that all of them are reported with the error, or none.
-        let concerns_driver =
-            |scan: &ScanResult| matches!(scan, Ok(Err(ReadError::Call(_, error))) if is_driver_error(error));
+        let concerns_driver = |scan: &ScanResult| matches!(scan, Ok(Err(ReadError::Call(_, error))) if map::is_driver_error(error));
         let failed_driver = scans.iter().position(|(_, scan)| concerns_driver(scan));
         if let Some((_, Ok(Err(ReadError::Call(call, error))))) =
             failed_driver.map(|at| scans.swap_remove(at))
@@ -393,12 +392,7 @@ fn was_recovered(last: &GpuScan, scan: &GpuScan) -> bool {
     (requires(last.action) && scan.action == Some(0)) || (fewer_errors && !requires(scan.action))
 }
 
-/// Whether an error on one GPU concerns the whole driver: it was unloaded, or replaced by one of another version than
-/// this library.
-fn is_driver_error(error: &NvmlError) -> bool {
-    matches!(error, NvmlError::Uninitialized | NvmlError::DriverNotLoaded | NvmlError::LibRmVersionMismatch)
-}
-
+/// The error of a scan that the whole driver failed, with the remedy.
 fn driver_error(what: &str, error: NvmlError) -> GpusError {
     GpusError {
         what: format!(

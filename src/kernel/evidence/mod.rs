@@ -4,6 +4,7 @@
 pub mod attribution;
 mod device_plugin;
 pub mod kubelet_view;
+pub mod limits;
 pub mod part_use;
 pub mod pods;
 pub mod process_scan;

@@ -16,11 +16,14 @@ pub enum EnforcedBy {
     None,
     /// MPS: every process of the container is its client.
     Mps,
+    /// The driver: memory limits of its cgroup, as they were read back. They limit memory only.
+    MemoryLimits,
     /// The hardware: the part is a MIG instance.
     Mig,
 }
 
-/// What enforces the limits of a container that was granted `device` on `part`. `has_mps`: whether
+/// What enforces the limits of a container that was granted `device` on `part`, by the way in which the container was
+/// set up. `has_mps`: whether
 /// containers of its resource are set up for MPS. MIG limits a container to an instance, but not the
 /// containers that share an instance to their shares.
 #[must_use]
@@ -70,7 +73,13 @@ pub fn limits(ledger: &Ledger, allocation: &Allocation, has_mps: bool) -> Option
     let limits = allocation.parts().into_iter().map(|part| limits_of(ledger, allocation, part));
     let strictest = limits.reduce(Limits::min).unwrap_or_default();
     let enforcers = allocation.devices.iter().map(|device| {
-        ledger.part(&device.part).map_or(EnforcedBy::None, |p| enforced_by(device, &p.part, has_mps))
+        let Some(state) = ledger.part(&device.part) else { return EnforcedBy::None };
+        let by_setup = enforced_by(device, &state.part, has_mps);
+        let has_limit = limits_of(ledger, allocation, &device.part).memory_mib.is_some();
+        match has_limit && ledger.is_memory_limited(allocation, &device.part) {
+            true => by_setup.max(EnforcedBy::MemoryLimits),
+            false => by_setup,
+        }
     });
     let weakest = enforcers.min().unwrap_or(EnforcedBy::None);
     (strictest != Limits::default()).then_some((strictest, weakest))

@@ -4,8 +4,10 @@
 //! It names the container of an allocation before the container's first instruction, and shows that a container exists
 //! although its pod was deleted by force. It is never an end by itself (I6).
 
+use crate::evidence::limits::{LimitSupport, MemoryLimit, with_arrival_times};
 use crate::grants::allocation::{Allocation, Holder};
 use crate::ids::names::AllocationId;
+use crate::ids::time::Now;
 use crate::node::change::Change;
 use crate::node::ledger::Ledger;
 use std::collections::{BTreeMap, BTreeSet};
@@ -26,6 +28,8 @@ pub struct RuntimeView {
     /// whose cgroup still has processes. More than one names an allocation if a pod claims that of another, and while a
     /// container is replaced.
     pub containers: BTreeMap<AllocationId, Vec<Arc<RuntimeContainer>>>,
+    /// On which GPUs the guard can limit the memory of containers.
+    pub limit_support: LimitSupport,
 }
 
 /// A container that was given an allocation.
@@ -46,6 +50,10 @@ pub struct RuntimeContainer {
     /// Whether its cgroup is known if it runs. If not, processes that outlive it are not seen, so that its end shows
     /// nothing.
     pub is_cgroup_known: bool,
+    /// Whether it may use all devices of the node: it can remove its limits.
+    pub is_privileged: bool,
+    /// Its memory limits, by GPU.
+    pub limits: Vec<MemoryLimit>,
 }
 
 /// What connects a container with an allocation.
@@ -93,15 +101,37 @@ impl RuntimeContainer {
 }
 
 impl RuntimeView {
-    /// The container of an allocation.
+    /// The container of an allocation: as a rule one that has the annotation of the grant.
     #[must_use]
     pub fn container_of(&self, allocation: &Allocation) -> Option<&RuntimeContainer> {
-        let mut named = self.containers.get(&allocation.id)?.iter().map(AsRef::as_ref);
-        named.find(|container| container.is_of(allocation))
+        let annotated = self.annotated_containers_of(allocation).next();
+        annotated.or_else(|| self.containers_of(allocation).next())
+    }
+
+    /// The containers that have the annotation of an allocation's grant. There are several while one is replaced.
+    pub fn annotated_containers_of<'v, 'a>(
+        &'v self,
+        allocation: &'a Allocation,
+    ) -> impl Iterator<Item = &'v RuntimeContainer> + use<'v, 'a> {
+        self.containers_of(allocation).filter(|container| container.tie == Tie::Annotation)
+    }
+
+    fn containers_of<'v, 'a>(
+        &'v self,
+        allocation: &'a Allocation,
+    ) -> impl Iterator<Item = &'v RuntimeContainer> + use<'v, 'a> {
+        let named = self.containers.get(&allocation.id).into_iter().flatten().map(AsRef::as_ref);
+        named.filter(|container| container.is_of(allocation))
     }
 }
 
 impl Ledger {
+    /// The container of a live allocation, as the guard has last shown it.
+    #[must_use]
+    pub fn container_of(&self, allocation: &Allocation) -> Option<&RuntimeContainer> {
+        self.runtime.as_deref().filter(|_| allocation.ended.is_none())?.container_of(allocation)
+    }
+
     /// What the runtime shows of an allocation.
     #[must_use]
     pub fn runtime_state_of(&self, allocation: &Allocation) -> RuntimeState {
@@ -128,8 +158,10 @@ impl Ledger {
 }
 
 /// The changes of a view of the runtime: the view, and the holders that it shows.
-pub(crate) fn see_containers(ledger: &Ledger, view: &RuntimeView) -> Vec<Change> {
-    if ledger.runtime.as_deref() == Some(view) {
+pub(crate) fn see_containers(ledger: &Ledger, view: &RuntimeView, now: Now) -> Vec<Change> {
+    let known = ledger.runtime.as_deref();
+    let view = with_arrival_times(known, view, now);
+    if known == Some(&view) {
         return Vec::new();
     }
     let mut changes = vec![Change::RuntimeSeen(Arc::new(view.clone()))];
@@ -159,6 +191,8 @@ pub(crate) mod tests {
             name: name.into(),
             tie,
             is_cgroup_known: true,
+            is_privileged: false,
+            limits: Vec::new(),
         })
     }
 
@@ -169,6 +203,7 @@ pub(crate) mod tests {
             guard_run: 1,
             pods: containers.iter().map(|(_, container)| container.pod_uid.clone()).collect(),
             containers: containers.iter().map(|(id, container)| (*id, vec![Arc::clone(container)])).collect(),
+            limit_support: LimitSupport::default(),
         }
     }
 

@@ -1,5 +1,6 @@
 //! Decides an Allocate: what is granted, or why it is refused.
 
+use crate::evidence::limits::Enforcement;
 use crate::evidence::pods::PodState;
 use crate::evidence::reconcile::{end_changes, reset_breaker};
 use crate::evidence::runtime::RuntimeState;
@@ -30,7 +31,8 @@ pub fn allocate(
     now: Now,
 ) -> Verdict {
     let outcome = check_grantable_request(ledger, request, attempt)
-        .and_then(|()| check_answer(ledger, answer, answer_is_final));
+        .and_then(|()| check_answer(ledger, answer, answer_is_final))
+        .and_then(|(by, terms)| check_enforceable(ledger, request, &terms).map(|()| (by, terms)));
     let mut changes = Vec::new();
     let refusal = match outcome {
         Ok((by, terms)) => {
@@ -81,8 +83,11 @@ fn counted_denial(
             // denial does not count.
             (!namespaces.is_empty()).then_some(Denial::OfNamespaces(namespaces))
         }
-        // The built-in rules would deny any pod's request.
-        Refusal::Denied { .. } | Refusal::Faulted { .. } => Some(Denial::OfAnyone),
+        // The built-in rules would deny any pod's request. Devices whose size is their limit are withdrawn without a
+        // breaker, but those that a policy limits are not.
+        Refusal::Denied { .. } | Refusal::Faulted { .. } | Refusal::NotEnforced { .. } => {
+            Some(Denial::OfAnyone)
+        }
         Refusal::Held { .. } | Refusal::DoesNotFit { .. } => {
             matches!(attempt, Attempt::Last { .. }).then_some(Denial::OfAnyone)
         }
@@ -135,6 +140,19 @@ fn check_answer(
     }
 }
 
+/// Whether the memory limit of a policy's answer can be enforced, under `enforce.memory: require`.
+fn check_enforceable(ledger: &Ledger, request: &AdmitRequest, terms: &Terms) -> Result<(), Refusal> {
+    if terms.limits.memory_mib.is_none() || ledger.rules.enforcement != Enforcement::Require {
+        return Ok(());
+    }
+    for part in request.devices.iter().filter_map(|id| ledger.part(&id.part)) {
+        if let Some(why) = ledger.why_not_limitable(part) {
+            return Err(Refusal::NotEnforced { part: part.part.id.clone(), why });
+        }
+    }
+    Ok(())
+}
+
 fn new_allocation(
     ledger: &Ledger,
     request: &AdmitRequest,
@@ -170,6 +188,9 @@ fn check_grantable_request(ledger: &Ledger, request: &AdmitRequest, attempt: Att
         if !is_reused(ledger, device, attempt) {
             if let Some(why) = ledger.ungrantable(part) {
                 return Err(why.refusal(part));
+            }
+            if let Some(why) = ledger.why_not_enforceable(part, device) {
+                return Err(Refusal::NotEnforced { part: id.part.clone(), why });
             }
             // A held device that is no longer offered is retiring: if new pods got it, it would never become free. The
             // devices of a GPU that the configuration excludes are not granted either.

@@ -61,7 +61,11 @@ impl GrantAnnotation {
     /// What the annotation of this allocation says, by the ledger in which it is live.
     #[must_use]
     pub fn of(ledger: &Ledger, allocation: &Allocation) -> Self {
-        let limit = |part: &PartId| limits_of(ledger, allocation, part).memory_mib;
+        // A limit of the part's whole memory is no limit. A part whose memory is not known has 0.
+        let limit = |part: &PartId| {
+            let all_mib = ledger.part(part).map_or(u64::MAX, |state| state.part.memory_mib);
+            limits_of(ledger, allocation, part).memory_mib.filter(|mib| all_mib == 0 || *mib < all_mib)
+        };
         let parts = allocation.parts().into_iter().map(|part| (part.clone(), limit(part))).collect();
         Self { allocation: allocation.id, parts }
     }

@@ -42,7 +42,7 @@ pub fn decide(ledger: &Ledger, command: &Command, now: Now) -> Verdict {
         Command::Offer(offers) => apply_offers(ledger, offers, now),
         Command::Reconcile(view) => Ok(reconcile::changes(ledger, view, now)),
         Command::Pods(view) => Ok(update_pods(ledger, view)),
-        Command::SeeContainers(view) => Ok(runtime::see_containers(ledger, view)),
+        Command::SeeContainers(view) => Ok(runtime::see_containers(ledger, view, now)),
         Command::SetDeviceAccess(device_access) => Ok(set_device_access(ledger, device_access)),
         Command::RecordEviction { ask, outcome } => {
             Ok(eviction_plan::record_outcome(ledger, ask, outcome, now))

@@ -63,11 +63,12 @@ pub(crate) fn i3_a_healthy_device_is_held_or_grantable(ledger: &Ledger) {
             let (mut taken, mut refused) = (taken, None);
             for l in listed {
                 let device = part.device(&resource, l.id.share).unwrap();
+                let is_grantable = ledger.may_grant_device(&resource, &l.id);
                 if device.held() {
                     let evicts = ledger.gpu_of(part).is_some_and(|g| g.marks.evicts());
                     assert_eq!(l.healthy, ledger.is_usable(part) && !evicts, "I3: held {:?}", l.id);
                 } else if l.healthy {
-                    assert!(device.offered() && ledger.may_grant(part), "I3: {:?} cannot be granted", l.id);
+                    assert!(is_grantable, "I3: {:?} cannot be granted", l.id);
                     assert_ne!(
                         refused,
                         Some(device.consumes),
@@ -76,7 +77,7 @@ pub(crate) fn i3_a_healthy_device_is_held_or_grantable(ledger: &Ledger) {
                     );
                     taken = taken.plus(device.consumes);
                     assert_eq!(taken.excess(part.part.memory_mib), None, "I3: {:?} does not fit", l.id);
-                } else if device.offered() && ledger.may_grant(part) && !is_withdrawn {
+                } else if is_grantable && !is_withdrawn {
                     refused = Some(device.consumes);
                     let with_device = taken.plus(device.consumes);
                     let excess = with_device.excess(part.part.memory_mib);

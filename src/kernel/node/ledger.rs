@@ -248,7 +248,10 @@ impl Ledger {
     #[must_use]
     pub fn may_grant_device(&self, resource: &Resource, id: &DeviceId) -> bool {
         let part = self.part(&id.part).filter(|part| self.may_grant(part));
-        part.and_then(|part| part.device(resource, id.share)).is_some_and(Device::offered)
+        let device = part.and_then(|part| Some((part, part.device(resource, id.share)?)));
+        device.is_some_and(|(part, device)| {
+            device.offered() && self.why_not_enforceable(part, device).is_none()
+        })
     }
 
     /// Whether the configuration excludes the part's GPU.

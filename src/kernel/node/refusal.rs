@@ -31,6 +31,8 @@ pub enum Refusal {
     NoDeviceStrategy { why: Arc<str> },
     /// Containers get their GPUs by CDI, and no specification names this part.
     NoCdiName { part: PartId },
+    /// The device has a memory limit, and `enforce.memory` is `require` where no limit can be enforced.
+    NotEnforced { part: PartId, why: Arc<str> },
     /// A policy denied the request.
     Denied { policy: String, reason: String },
     /// A policy failed, and its entry's `onFault` is `deny`.
@@ -94,6 +96,7 @@ impl Refusal {
             | Self::NoCdiName { .. } => true,
             Self::UnknownDevice { .. }
             | Self::NoDeviceStrategy { .. }
+            | Self::NotEnforced { .. }
             | Self::Denied { .. }
             | Self::Faulted { .. }
             | Self::Moved
@@ -133,6 +136,7 @@ impl Refusal {
             Self::Vanished { .. } => "vanished",
             Self::NoDeviceStrategy { .. } => "noDeviceStrategy",
             Self::NoCdiName { .. } => "noCdiName",
+            Self::NotEnforced { .. } => "notEnforced",
             Self::Denied { .. } => "denied",
             Self::Faulted { .. } => "faulted",
             Self::Moved => "moved",
@@ -186,6 +190,12 @@ impl fmt::Display for Refusal {
             Self::Vanished { gpu } => write!(f, "GPU {gpu} is no longer on this node"),
             Self::NoDeviceStrategy { why } => write!(f, "{why}"),
             Self::NoCdiName { part } => write!(f, "no CDI specification names {part} yet"),
+            Self::NotEnforced { part, why } => {
+                write!(
+                    f,
+                    "`enforce.memory` is `require`, and no memory limit can be enforced on {part}: {why}"
+                )
+            }
             Self::Denied { policy, reason } => write!(f, "policy {policy} denies: {reason}"),
             Self::Faulted { policy, kind, detail } => {
                 write!(f, "policy {policy} failed and its onFault is deny: {detail} ({})", kind.as_str())

@@ -1,5 +1,6 @@
 //! The settings of the kernel's rules, which the configuration sets.
 
+use crate::evidence::limits::Enforcement;
 use crate::grants::history::HistoryLimit;
 use crate::ids::time::Timing;
 use crate::policy::version::TrustedKey;
@@ -12,6 +13,8 @@ pub struct Rules {
     pub timing: Timing,
     /// How much of each part's memory may be granted, percent.
     pub overcommit_percent: u32,
+    /// Whether the driver limits the memory of containers.
+    pub enforcement: Enforcement,
     /// Limits of the history of ended allocations.
     pub history: HistoryLimit,
     /// Keys that policies may be signed with; if empty, a policy needs no signature.
@@ -23,6 +26,7 @@ impl Default for Rules {
         Self {
             timing: Timing::default(),
             overcommit_percent: 100,
+            enforcement: Enforcement::default(),
             history: HistoryLimit::default(),
             trusted_keys: Vec::new(),
         }

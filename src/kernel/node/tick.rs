@@ -2,12 +2,14 @@
 
 use crate::drain::eviction_plan;
 use crate::drain::progress::{next_drain_update, update_drains};
+use crate::evidence::limits;
 use crate::ids::time::{Now, Timing};
 use crate::node::change::Change;
 use crate::node::ledger::Ledger;
 use crate::sharing::breaker;
 use crate::sharing::part_state::PartState;
 use crate::sharing::reoffer::delisting_due;
+use std::sync::Arc;
 
 /// The changes that are due at `now`.
 pub(crate) fn changes(ledger: &Ledger, now: Now) -> Vec<Change> {
@@ -26,6 +28,7 @@ pub(crate) fn changes(ledger: &Ledger, now: Now) -> Vec<Change> {
     let gone = ledger.parts.iter().filter(|(_, part)| is_due(forgetting_due(ledger, part, timing)));
     changes.extend(gone.map(|(id, _)| Change::PartForgotten(id.clone())));
     changes.extend(update_drains(ledger, now));
+    changes.extend(limits::with_stale_readings(ledger, now).map(|view| Change::RuntimeSeen(Arc::new(view))));
     changes.extend(eviction_plan::prune_evictions(ledger));
     // Each end prunes as many as it adds; more are left to prune after the limit was lowered.
     changes.extend(ledger.ended.to_prune(ledger.rules.history, None).into_iter().map(Change::Pruned));
@@ -48,6 +51,7 @@ pub fn next_tick(ledger: &Ledger, now: Now) -> Option<u64> {
     let delistings = devices.filter_map(|device| delisting_due(device, timing));
     let gone = ledger.parts.values().filter_map(|part| forgetting_due(ledger, part, timing));
     let others = is_due_now.then_some(now.mono_ms).into_iter().chain(next_drain_update(ledger, now));
+    let others = others.chain(limits::next_expiry(ledger));
     breakers.chain(delistings).chain(gone).chain(others).min()
 }
 

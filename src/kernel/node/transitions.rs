@@ -4,6 +4,7 @@
 //! A change that is undone between two ledgers is not a transition, except for allocations: those that ended are in the
 //! history.
 
+mod containers;
 mod text;
 
 pub use text::GpuName;
@@ -12,7 +13,9 @@ use crate::drain::eviction::EvictionRecord;
 use crate::drain::eviction_plan::{EvictionStatus, GpuHolder, holders};
 use crate::drain::marks::Drain;
 use crate::evidence::attribution::{Attributions, Bypass, pods_with_gpu_bypass};
+use crate::evidence::limits::MemoryLimit;
 use crate::evidence::pods::Pod;
+use crate::evidence::runtime::RuntimeContainer;
 use crate::grants::allocation::Allocation;
 use crate::grants::contested::{Contested, contested};
 use crate::hardware::health::{Health, HealthState};
@@ -74,6 +77,14 @@ pub enum Transition {
     Ended(Arc<Allocation>),
     /// A device of an allocation turned out to be held by another pod, too.
     Contested(Contested),
+    /// The container of an allocation has no memory limit in force that it was granted.
+    LimitFailed(Arc<Allocation>, MemoryLimit),
+    /// The memory limit of the container of an allocation was changed, and the guard has set it again.
+    LimitChanged(Arc<Allocation>, MemoryLimit),
+    /// A container names an allocation of another pod, as its pod's author can.
+    GrantForged(Arc<Allocation>, Arc<RuntimeContainer>),
+    /// The guard shows all containers of the node, or no longer does.
+    GuardChanged(bool),
     /// The eviction or deletion of a pod was requested from the API server, with another outcome than before.
     Eviction(EvictionRecord),
     /// Allocations no longer end by themselves, with the reason; or end again.
@@ -133,6 +144,7 @@ impl Transitions {
         all.extend(blocked_drains(old, new));
         all.extend(allocation_transitions(old, new));
         all.extend(contests(old, new));
+        all.extend(containers::container_transitions(old, new));
         all.extend(evictions(old, new));
         if old.ends_withheld != new.ends_withheld {
             all.push(Transition::EndsWithheldChanged(new.ends_withheld.clone()));
@@ -187,7 +199,11 @@ impl Transition {
             | Self::DrainChanged { gpu, .. }
             | Self::DrainBlocked { gpu, .. }
             | Self::GpuForgotten { gpu, .. } => Some(gpu.clone()),
-            Self::Granted(allocation) | Self::HolderLearned(allocation) | Self::Ended(allocation) => {
+            Self::LimitFailed(_, limit) | Self::LimitChanged(_, limit) => Some(limit.gpu.clone()),
+            Self::Granted(allocation)
+            | Self::HolderLearned(allocation)
+            | Self::Ended(allocation)
+            | Self::GrantForged(allocation, _) => {
                 let part = allocation.devices.first().map(|device| &device.part);
                 part.map(|part| ledger.gpu_id_of(part))
             }
@@ -197,6 +213,7 @@ impl Transition {
             Self::EndsWithheldChanged(_)
             | Self::StrategyChanged(_)
             | Self::NodesChanged(_)
+            | Self::GuardChanged(_)
             | Self::ResourceWithdrawn(..)
             | Self::PolicyAdded(_)
             | Self::PolicyDeleted(_)
@@ -217,7 +234,13 @@ impl Transition {
             | Self::StrategyChanged(reason)
             | Self::NodesChanged(reason) => reason.is_some(),
             Self::ResourceWithdrawn(_, pause_ms) => pause_ms.is_some(),
-            Self::DrainBlocked { .. } | Self::Contested(_) | Self::BypassStarted(_) => true,
+            Self::GuardChanged(is_connected) => !is_connected,
+            Self::DrainBlocked { .. }
+            | Self::Contested(_)
+            | Self::LimitFailed(..)
+            | Self::LimitChanged(..)
+            | Self::GrantForged(..)
+            | Self::BypassStarted(_) => true,
             _ => false,
         }
     }

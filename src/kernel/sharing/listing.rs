@@ -46,6 +46,7 @@ pub fn listing(ledger: &Ledger, resource: &Resource) -> Vec<ListedDevice> {
         for ((_, share), device) in part.devices.range(of_resource) {
             let with_device = taken.plus(device.consumes);
             let is_offered = !device.held() && device.offered() && may_grant;
+            let is_offered = is_offered && ledger.why_not_enforceable(part, device).is_none();
             let is_free = is_offered && free_left > 0 && with_device.excess(memory_mib).is_none();
             if is_free {
                 taken = with_device;

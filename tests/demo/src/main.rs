@@ -107,7 +107,7 @@ fn run(args: &Args) -> anyhow::Result<bool> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(4).enable_all().build()?;
     runtime.block_on(async {
         let mut terminate = signal(SignalKind::terminate())?;
-        let node = start(args).await?;
+        let node = Box::pin(start(args)).await?;
         let outcome = tokio::select! {
             outcome = story::tell(&node, args.once) => Some(outcome),
             _ = tokio::signal::ctrl_c() => None,

@@ -36,6 +36,7 @@
 //!   "driver_version": "570.172.08",
 //!   "cuda_version": 12080,
 //!   "counts_at_init": true,
+//!   "memory_limits": "dmem",
 //!   "gpus": [
 //!     {
 //!       "uuid": "GPU-4d8a5f1e-8a5c-4b0e-9f63-0d4c7a8e2b11",
@@ -126,7 +127,8 @@
 //!
 //! # What it does not do
 //!
-//! It changes nothing: every setter, and every symbol of the header that is not built here, is there and answers
+//! It changes nothing but memory limits of cgroups, which it keeps in the folder `fake-nvml.limits` beside the state
+//! file: every other setter, and every symbol of the header that is not built here, is there and answers
 //! `NOT_SUPPORTED`, so that programs which bind symbols lazily do not die of a missing one.
 #![allow(unsafe_code, reason = "a C ABI: pointers come in from C and symbols go out")]
 
@@ -149,4 +151,4 @@ pub use gpu::{Ecc, Fabric, FabricState, Gpu, Process, RecoveryAction, RemappedRo
 pub use install::{InstallError, Installed, STATE_FILE_NAME, library_path};
 pub use instance::{Instance, Mig};
 pub use link::{Level, NvLink, Pair, Remote};
-pub use state::{State, StateError};
+pub use state::{LimitBackend, State, StateError};

@@ -54,6 +54,9 @@ pub struct State {
     /// So much of the stack each call uses, KiB, as the functions of a real driver may.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub stack_kib: u32,
+    /// What enforces memory limits of cgroups; absent: nothing, as with a driver before r615.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_limits: Option<LimitBackend>,
     /// Pairs of GPUs whose common ancestor is not what [`State::level`] derives.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub topology: Vec<Pair>,
@@ -95,11 +98,22 @@ impl Default for State {
             stale_library: None,
             call_log: None,
             stack_kib: 0,
+            memory_limits: None,
             topology: Vec::new(),
             events: Vec::new(),
             faults: Vec::new(),
         }
     }
+}
+
+/// What enforces memory limits of cgroups in the kernel. They differ in what NVML answers where no limit is set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LimitBackend {
+    /// The controller `dmem` of Linux 6.14: `NOT_FOUND`.
+    Dmem,
+    /// The controller `misc`: `NOT_SUPPORTED`.
+    Misc,
 }
 
 /// Why a state file cannot be used.

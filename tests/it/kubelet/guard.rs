@@ -5,9 +5,10 @@ use crate::support::guard::{StandInGuard, container, whole};
 use crate::support::kubelet_node::{KubeletNode, NodeOptions};
 use crate::support::wait::SOON;
 use berth_kernel::evidence::pods::{Pod, PodsSource, PodsView, Stage};
+use berth_kernel::ids::names::GpuId;
 use berth_kernel::node::command::Command;
 use berth_kernel::node::ledger::Ledger;
-use berth_proto::guard::{PodDeletions, Update};
+use berth_proto::guard::{LimitReading, LimitState, LimitSupport, MemoryLimit, PodDeletions, Update};
 use kubelet_standin::PodSpec;
 use std::sync::Arc;
 use std::time::Duration;
@@ -85,6 +86,67 @@ async fn a_guard_that_is_lost_is_away_until_it_shows_everything_again() {
     let seen = tokio::time::timeout(SOON, guard.status.wait_for(|status| status.is_connected)).await;
     assert_eq!(seen.unwrap().unwrap().runtime, "containerd 2.2.9");
     assert_eq!(node.live().len(), 1);
+}
+
+#[tokio::test]
+async fn limits_that_were_read_back_are_enforced_and_unsupported_gpus_are_reported() {
+    let node = node().await;
+    let guard = StandInGuard::followed_by(&node.kernel);
+    let mut connection = guard.accept().await;
+    let uid = run(&node, "p").await;
+    let mut shown = container(&uid, "p", "main", &node.kubelet.view(&uid, "main").unwrap());
+    let gpu = node.live()[0].devices[0].part.clone();
+    shown.limits = vec![MemoryLimit {
+        gpu: gpu.to_string(),
+        granted_mib: 4096,
+        state: LimitState::Late.into(),
+        times_changed: 2,
+        reading: Some(LimitReading { limit_mib: 4096, used_mib: 7, wall_ms: 5 }),
+        ..MemoryLimit::default()
+    }];
+    shown.is_privileged = true;
+    let mut update = whole(vec![shown]);
+    let status = update.status.as_mut().unwrap();
+    status.limit_support = vec![
+        LimitSupport { gpu: gpu.to_string(), why: String::new() },
+        LimitSupport { gpu: "GPU-old".into(), why: "too old".into() },
+        LimitSupport { gpu: "no GPU".into(), why: String::new() },
+    ];
+    connection.send(update).await;
+    node.wait("the limit", |ledger| {
+        let allocation = ledger.live.values().next().unwrap();
+        let limits = ledger.memory_limits_of(allocation);
+        limits.len() == 1
+            && (limits[0].times_changed, limits[0].reading.unwrap().used_mib) == (2, 7)
+            && ledger.is_memory_limited(allocation, &gpu)
+            && ledger.container_of(allocation).unwrap().is_privileged
+    })
+    .await;
+    let ledger = node.kernel.snapshot();
+    let support = &ledger.runtime.as_ref().unwrap().limit_support;
+    let why: Vec<_> = support.gpus.values().map(Option::as_deref).collect();
+    assert_eq!((why.len(), support.gpus[&GpuId::parse("GPU-old").unwrap()].as_deref()), (2, Some("too old")));
+}
+
+#[tokio::test]
+async fn a_release_of_the_driver_reaches_the_guard() {
+    let node = node().await;
+    let guard = StandInGuard::followed_by(&node.kernel);
+    let mut connection = guard.accept().await;
+    assert!(!connection.message().await.is_driver_released);
+    let mut update = whole(Vec::new());
+    update.status.as_mut().unwrap().has_driver_open = true;
+    connection.send(update.clone()).await;
+    let mut status = guard.status.clone();
+    status.wait_for(|status| status.is_connected).await.unwrap();
+    assert!(!guard.driver.wait_until_closed(Duration::ZERO), "the guard has the driver open");
+    guard.driver.set_released(true);
+    assert!(connection.message().await.is_driver_released);
+    update.status.as_mut().unwrap().has_driver_open = false;
+    connection.send(update).await;
+    let waiting = guard.driver.clone();
+    let closed = tokio::task::spawn_blocking(move || waiting.wait_until_closed(SOON)).await;
+    assert!(closed.unwrap());
 }
 
 /// A view of one pod, by the API server.

@@ -187,7 +187,7 @@ async fn processes_are_shown_with_their_pods_and_those_without_an_allocation_are
     let printed = daemon.printed(&["allocation", "list", "-o", "wide"]);
     assert!(printed.contains(&format!("{}/{limit} OVER", limit + 1)), "{printed}");
     let printed = daemon.printed(&["allocation", "show", id]);
-    assert!(printed.contains("enforced by none") && printed.contains(&format!("by {m}")), "{printed}");
+    assert!(printed.contains("not enforced") && printed.contains(&format!("by {m}")), "{printed}");
 
     // The pod's process ends, and its id goes to one of the host.
     machine.replace(m, "intruder", "/user.slice");

@@ -2,7 +2,7 @@
 
 use crate::support::wait::SOON;
 use actix_web::web::Bytes;
-use berth_core::KernelHandle;
+use berth_core::{GuardDriverUse, KernelHandle};
 use berth_guard::{GuardStatus, follow};
 use berth_proto::guard::{Container, Daemon, PodDeletions, Status, Tie, Update};
 use futures_util::{SinkExt, StreamExt};
@@ -19,6 +19,8 @@ use tokio_util::codec::{Framed, LengthDelimitedCodec};
 pub(crate) struct StandInGuard {
     listener: UnixListener,
     pub(crate) status: watch::Receiver<GuardStatus>,
+    /// What the daemon orders of the guard's use of the driver.
+    pub(crate) driver: GuardDriverUse,
     _following: JoinSet<()>,
     _folder: TempDir,
 }
@@ -34,8 +36,9 @@ impl StandInGuard {
         let listener = UnixListener::bind(&socket).unwrap();
         let (sender, status) = watch::channel(GuardStatus::default());
         let mut following = JoinSet::new();
-        following.spawn(follow(socket, kernel.clone(), false, sender));
-        Self { listener, status, _following: following, _folder: folder }
+        let driver = GuardDriverUse::default();
+        following.spawn(follow(socket, kernel.clone(), false, driver.clone(), sender));
+        Self { listener, status, driver, _following: following, _folder: folder }
     }
 
     /// The daemon's next connection.
@@ -52,13 +55,13 @@ impl Connection {
 
     /// Waits until the daemon says this of deletions.
     pub(crate) async fn wait_for(&mut self, expected: PodDeletions) {
-        loop {
-            let received = timeout(SOON, self.0.next()).await.expect("the daemon says something");
-            let daemon = Daemon::decode(received.expect("it is connected").unwrap()).unwrap();
-            if daemon.deletions() == expected {
-                return;
-            }
-        }
+        while self.message().await.deletions() != expected {}
+    }
+
+    /// What the daemon says next.
+    pub(crate) async fn message(&mut self) -> Daemon {
+        let received = timeout(SOON, self.0.next()).await.expect("the daemon says something");
+        Daemon::decode(received.expect("it is connected").unwrap()).unwrap()
     }
 }
 
@@ -70,7 +73,7 @@ pub(crate) fn whole(containers: Vec<Container>) -> Update {
         runtime: "containerd".into(),
         runtime_version: "2.2.9".into(),
         is_connected: true,
-        why: String::new(),
+        ..Status::default()
     };
     let pods = containers.iter().map(|container| container.pod_uid.clone()).collect();
     Update { is_whole: true, status: Some(status), containers, pods, ..Update::default() }
@@ -91,5 +94,6 @@ pub(crate) fn container(uid: &str, pod: &str, name: &str, view: &ContainerView) 
         name: name.into(),
         ties: ties.collect(),
         is_cgroup_known: true,
+        ..Container::default()
     }
 }

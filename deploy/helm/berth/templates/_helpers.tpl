@@ -77,6 +77,14 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{- end -}}
 {{- end -}}
 
+{{- /* Sets `enforce.memory: off` of a configuration, which Helm has read as false. */ -}}
+{{- define "berth.enforceOff" -}}
+{{- $enforce := default (dict) .enforce -}}
+{{- if and (hasKey $enforce "memory") (not $enforce.memory) -}}
+{{- $_ := set $enforce "memory" "off" -}}
+{{- end -}}
+{{- end -}}
+
 {{- /* The file of `berth serve --config` for one profile's values. */ -}}
 {{- define "berth.configFile" -}}
 {{- $values := .values -}}
@@ -85,6 +93,7 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{- if or (not $values.rbac.read) (and (hasKey $config "apiServer") (not $config.apiServer)) -}}
 {{- $_ := set $config "apiServer" "off" -}}
 {{- end -}}
+{{- include "berth.enforceOff" $config -}}
 {{- $_ := set $config "kubeletDir" $values.kubeletDir -}}
 {{- with $values.kubeletRootDir }}{{ $_ := set $config "kubeletRootDir" . }}{{ end -}}
 {{- with $values.devicePluginsDir }}{{ $_ := set $config "devicePluginsDir" . }}{{ end -}}

@@ -18,7 +18,7 @@ export function help(route) {
     el('ul', {},
       el('li', {}, 'A link to this page shows the same to someone else: view, filter, drawer and time range are in its address. The token is not.'),
       el('li', {}, 'Scheduling: “open” means that new pods may get the GPU; cordoned, draining and drained GPUs get none.'),
-      el('li', {}, 'Memory of shares: the granted amount is only recorded. A pod can use more, unless “Limit enforced by” in its drawer names what stops it.'),
+      el('li', {}, 'Memory of shares: the granted amount is not enforced, so that a pod can use more, unless “Limit enforced by” in its drawer names what stops it.'),
       el('li', {}, 'A search finds words from their beginning; “gpu 3” finds the GPU with this index.')),
     el('div', { class: 'buttons' }, button('Close', closeSheet, { kind: 'main' }))));
 }

@@ -14,6 +14,17 @@ const SHOWN_MAX = 8;
 
 const fact = (name, ...value) => el('div', {}, el('dt', {}, name), el('dd', {}, ...value.flat()));
 
+// What holds a container to its limits.
+const enforcer = ({ enforcedBy, privileged }) => `${enforcedBy === 'none' ? 'nothing' : enforcedBy}${privileged && enforcedBy === 'memoryLimits' ? '; the container is privileged and can remove the limit' : ''}`;
+
+// A memory limit on one GPU, as it was last read back.
+const gpuLimit = ({ grantedMiB, state, limitMiB, usedMiB, readAt, timesChanged, why }) => [
+  `${grantedMiB} MiB: ${state}`,
+  ...(readAt ? [', read back ', timeOf(readAt), ` as ${limitMiB} MiB with ${usedMiB} MiB used`] : []),
+  timesChanged > 0 && `, changed ${count(timesChanged, 'time')} by something other than the guard`,
+  why && ` (${why})`,
+].filter(Boolean);
+
 export class PodDrawer {
   #context; #key;
   #title = el('h2', { id: 'drawer-title', tabindex: -1 });
@@ -41,7 +52,8 @@ export class PodDrawer {
     const usage = (a) => usageOf(a, gpus.filter(({ uuid }) => a.gpus.includes(uuid)));
     renew(this.#holds, [pod.allocations, gpus.map((gpu) => [gpu.uuid, gpu.index, gpu.health.state])], () => [...pod.allocations.map((a) => el('dl', { class: 'facts holding' },
       fact('Devices', `${a.devices.length} × ${a.resource}`), fact('On', a.gpus.map((uuid) => [gpuButton(state.gpu.get(uuid), route), ' ']).flat()),
-      fact('Memory used / limit', usage(a).numbers, ' GiB', usage(a).badges), a.limits && fact('Limit enforced by', a.limits.enforcedBy === 'none' ? 'nothing: it is only recorded' : a.limits.enforcedBy),
+      fact('Memory used / limit', usage(a).numbers, ' GiB', usage(a).badges), a.limits && fact('Limit enforced by', enforcer(a.limits)),
+      ...(a.limits?.perGpu ?? []).map((limit) => fact(`Memory limit on GPU ${state.gpu.get(limit.gpu)?.index ?? limit.gpu}`, gpuLimit(limit))),
       fact('Container', a.holder?.container ?? 'not known yet'), fact('Since', timeOf(a.grantedAt)), fact('Allocation', el('code', {}, a.id), a.overlapped && badge('overlapped', 'warn')))),
     button('Copy link', () => navigator.clipboard?.writeText(location.href))]);
     const ids = pod.allocations.slice(0, SHOWN_MAX).map((a) => a.id);

@@ -58,6 +58,8 @@ impl World {
                 name: held.container.into(),
                 tie: Tie::Annotation,
                 is_cgroup_known: true,
+                is_privileged: false,
+                limits: Vec::new(),
             };
             view.containers.entry(allocation).or_default().push(Arc::new(container));
         }

@@ -80,6 +80,34 @@ impl Transition {
                 describe_holder(other),
                 other.id
             ),
+            Self::LimitFailed(allocation, limit) => format!(
+                "{} of {} is not limited to its {} MiB of memory on {}: {}",
+                allocation.id,
+                describe_holder(allocation),
+                limit.granted_mib,
+                name.of(ledger, &limit.gpu),
+                limit.why.as_deref().unwrap_or("the guard gives no cause")
+            ),
+            Self::LimitChanged(allocation, limit) => format!(
+                "the memory limit of {} of {} on {} was changed by something other than the guard, which has set it to {} MiB again",
+                allocation.id,
+                describe_holder(allocation),
+                name.of(ledger, &limit.gpu),
+                limit.granted_mib
+            ),
+            Self::GrantForged(allocation, container) => format!(
+                "container {}/{}/{} names allocation {}, which was granted to {}: its pod sets the variable or \
+                 annotation of a grant itself",
+                container.namespace,
+                container.pod,
+                container.name,
+                allocation.id,
+                describe_holder(allocation)
+            ),
+            Self::GuardChanged(true) => "the guard shows the containers of this node".into(),
+            Self::GuardChanged(false) => {
+                "the guard does not show the containers of this node at present (`berth node show` has the cause)".into()
+            }
             Self::Eviction(eviction) => describe_eviction(&name.of(ledger, &eviction.request.gpu), eviction),
             Self::EndsWithheldChanged(Some(reason)) => format!("no allocation ends at present: {reason}"),
             Self::EndsWithheldChanged(None) => "allocations end by themselves again".into(),

@@ -9,6 +9,7 @@ mod events;
 mod fields;
 mod instances;
 mod layout;
+mod limits;
 mod links;
 mod lookup;
 mod mig;

@@ -112,6 +112,13 @@ impl OutText {
 #[repr(transparent)]
 pub(crate) struct InText(*const c_char);
 
+impl From<*const c_char> for InText {
+    /// A pointer of a structure that the caller handed in.
+    fn from(pointer: *const c_char) -> Self {
+        Self(pointer)
+    }
+}
+
 impl InText {
     /// The text; NULL and what is not UTF-8 are invalid arguments.
     pub(crate) fn get(self) -> Answer<String> {

@@ -6,6 +6,7 @@
 mod arguments;
 mod events;
 mod faults;
+mod limits;
 mod links;
 mod mig;
 mod show;

@@ -13,7 +13,7 @@ fn show(ledger: &mut Ledger, ids: &[u64], when: u64) {
 }
 
 fn see(ledger: &mut Ledger, view: &RuntimeView, when: u64) {
-    let changes = see_containers(ledger, view);
+    let changes = see_containers(ledger, view, at(when));
     ledger.apply(&Entry { at: at(when), changes });
 }
 

@@ -2,6 +2,7 @@
 
 use super::disk::Disk;
 use super::ends::{Cause, Ends, Truth, Turn};
+use super::limits::ReportedLimits;
 use super::marks::Marks;
 use super::state;
 use super::violation::Violation;
@@ -26,6 +27,7 @@ pub(crate) struct Checks {
     pub(crate) violations: Vec<Violation>,
     pub(crate) marks: Marks,
     ends: Ends,
+    limits: ReportedLimits,
     /// Grants that were answered with success and have not ended.
     answered: BTreeMap<AllocationId, (Resource, Vec<DeviceId>)>,
     /// GPUs whose cordon (or uncordon) was acknowledged to an operator.
@@ -91,6 +93,8 @@ impl Checks {
         self.note(pods);
         let containers = self.ends.containers(&turn, heard.command);
         self.note(containers);
+        let limits = self.limits.turn(after, heard.command, *taken_in, heard.now);
+        self.note(limits);
         let ends = self.ends.turn(&turn, &rules.timing, truth);
         self.note(ends);
         if let (Cause::Round(sight), true) = (cause, *taken_in) {
@@ -120,6 +124,7 @@ impl Checks {
         let ends = self.ends.turn(&turn, &rules.timing, truth);
         self.note(ends);
         self.ends.restarted();
+        self.limits.restarted();
         // What is live now, this process knows since now.
         let turn = Turn { before: after, ..turn };
         let ends = self.ends.turn(&turn, &rules.timing, truth);

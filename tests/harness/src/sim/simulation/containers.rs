@@ -5,10 +5,12 @@
 use super::ends::Cause;
 use super::event::Containers;
 use super::kubelet::{Hold, Kubelet, uid};
+use super::limits::Driver;
 use super::world::World;
 use berth_kernel::evidence::runtime::{RuntimeContainer, RuntimeView, Tie};
 use berth_kernel::ids::names::AllocationId;
 use berth_kernel::node::command::Command;
+use berth_kernel::node::ledger::Ledger;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -26,11 +28,12 @@ pub(crate) struct Runtime {
     run: u64,
     /// The allocation in the annotation of each container, by its pod and name: it keeps what it was created with.
     annotations: BTreeMap<(u32, &'static str), AllocationId>,
+    driver: Driver,
 }
 
 impl Runtime {
     /// Everything that there is, without the containers at these positions, which have exited.
-    fn view(&mut self, kubelet: &Kubelet, exited: u64) -> RuntimeView {
+    fn view(&mut self, kubelet: &Kubelet, ledger: &Ledger, exited: u64) -> RuntimeView {
         let is_left = |pod: u32| self.left.iter().any(|hold| hold.pod == pod);
         // A container whose devices the kubelet has lost goes on, too.
         self.annotations.retain(|(pod, _), _| kubelet.is_alive(*pod) || is_left(*pod));
@@ -45,7 +48,12 @@ impl Runtime {
             exited & (1 << (position % 64)) == 0
         });
         let mut containers: BTreeMap<AllocationId, Vec<Arc<RuntimeContainer>>> = BTreeMap::new();
+        // Some views follow from a container alone, and repeat what was read before.
+        if exited == 0 {
+            self.driver.read_all();
+        }
         for ((pod, name), allocation) in &self.annotations {
+            self.driver.start(ledger, *allocation);
             let container = RuntimeContainer {
                 id: format!("{pod}/{name}"),
                 namespace: "ns".into(),
@@ -54,11 +62,14 @@ impl Runtime {
                 name: (*name).into(),
                 tie: Tie::Annotation,
                 is_cgroup_known: true,
+                is_privileged: false,
+                limits: self.driver.shown(*allocation),
             };
             containers.entry(*allocation).or_default().push(Arc::new(container));
         }
         let alive = (1..=kubelet.made()).filter(|pod| kubelet.is_alive(*pod) || is_left(*pod));
-        RuntimeView { is_whole: true, guard_run: self.run, pods: alive.map(uid).collect(), containers }
+        let pods = alive.map(uid).collect();
+        RuntimeView { is_whole: true, guard_run: self.run, pods, containers, ..RuntimeView::default() }
     }
 }
 
@@ -69,17 +80,26 @@ impl World {
             return;
         }
         let view = match how {
-            Containers::Whole { exited } => self.runtime.view(&self.kubelet, exited),
+            Containers::Whole { exited } => {
+                let ledger = self.newest();
+                self.runtime.view(&self.kubelet, &ledger, exited)
+            }
             Containers::Away => {
                 let known = self.ledger().runtime.as_deref().cloned().unwrap_or_default();
                 RuntimeView { is_whole: false, ..known }
             }
             Containers::GuardRestarted => {
                 self.runtime.run += 1;
-                self.runtime.view(&self.kubelet, 0)
+                let ledger = self.newest();
+                self.runtime.view(&self.kubelet, &ledger, 0)
             }
         };
         self.turn(&Command::SeeContainers(view), Cause::Nothing);
+    }
+
+    /// Another program changes a memory limit; the guard notices with its next view.
+    pub(crate) fn drift(&mut self, which: u32, to_mib: Option<u64>) {
+        self.runtime.driver.drift(which, to_mib);
     }
 
     /// A pod ends for the kubelet, and its containers go on.

@@ -182,9 +182,9 @@ impl Ends {
                     self.seen_by.insert(*id, view.guard_run);
                 }
             }
-            self.runtime = Some(view.clone());
+            self.runtime = Some(without_limits(view));
         }
-        if turn.after.runtime.as_deref() == self.runtime.as_ref() || !turn.taken_in {
+        if turn.after.runtime.as_deref().map(without_limits) == self.runtime || !turn.taken_in {
             return Ok(());
         }
         Err(Violation::new("I6", "the ledger believes other containers than the runtime showed last"))
@@ -357,4 +357,13 @@ fn lives(allocation: &Allocation, kubelet: &Kubelet) -> bool {
                 && h.resource == allocation.resource
                 && h.devices == allocation.devices)
     })
+}
+
+/// The view without memory limits, since their readings expire.
+fn without_limits(view: &RuntimeView) -> RuntimeView {
+    let mut view = view.clone();
+    for container in view.containers.values_mut().flatten() {
+        Arc::make_mut(container).limits.clear();
+    }
+    view
 }

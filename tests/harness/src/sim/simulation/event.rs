@@ -111,6 +111,11 @@ pub(crate) enum Event {
     Status,
     /// The guard sends what the container runtime shows.
     Containers(Containers),
+    /// Another program changes a memory limit.
+    LimitDrifts {
+        which: u32,
+        to_mib: Option<u64>,
+    },
     /// A pod ends for the kubelet, and its containers go on.
     LeaveContainers {
         which: u32,

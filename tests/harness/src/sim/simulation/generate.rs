@@ -45,12 +45,15 @@ pub(crate) fn events(seed: u64) -> Vec<Event> {
 /// What a guard shows, and what only it can.
 fn containers(rng: &mut Rng) -> Event {
     let exited = u64::from(rng.below(u32::MAX));
-    match rng.below(16) {
+    let which = rng.below(64);
+    match rng.below(18) {
+        16 => Event::LimitDrifts { which, to_mib: None },
+        17 => Event::LimitDrifts { which, to_mib: Some(u64::from(rng.below(40_000))) },
         0..=7 => Event::Containers(Containers::Whole { exited: 0 }),
         8..=10 => Event::Containers(Containers::Whole { exited }),
         11 => Event::Containers(Containers::Away),
         12 => Event::Containers(Containers::GuardRestarted),
-        13..=14 => Event::LeaveContainers { which: rng.below(64) },
+        13..=14 => Event::LeaveContainers { which },
         _ => Event::EndLeftContainers,
     }
 }

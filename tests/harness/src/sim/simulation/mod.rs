@@ -21,6 +21,7 @@ mod ends;
 mod evictions;
 mod kubelet;
 mod lies;
+mod limits;
 mod machine;
 mod marks;
 mod operator;

@@ -160,6 +160,7 @@ impl World {
             Event::Status => self.write_status(),
             Event::Containers(how) => self.show_containers(*how),
             Event::LeaveContainers { which } => self.leave_containers(*which),
+            Event::LimitDrifts { which, to_mib } => self.drift(*which, *to_mib),
             Event::EndLeftContainers => self.end_left_containers(),
             Event::DeletePod { which, force } => self.delete_pod(*which, *force),
             Event::Pods { how, later } => self.show_pods(*how, *later),

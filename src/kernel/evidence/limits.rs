@@ -1,0 +1,397 @@
+//! Limits of a container's memory on a GPU, which the driver enforces. The guard sets them on the container's cgroup
+//! before the container's first instruction, and reads them back.
+//!
+//! A limit counts as enforced only by what was read back from that container's cgroup, and only for
+//! [`READING_AGE_MAX_MS`] (I12): a guard that has ended, or that waits for NVML, shows nothing.
+
+use crate::evidence::part_use::limits_of;
+use crate::evidence::runtime::{RuntimeContainer, RuntimeView};
+use crate::grants::allocation::Allocation;
+use crate::ids::names::{GpuId, PartId};
+use crate::ids::time::Now;
+use crate::node::ledger::Ledger;
+use crate::sharing::offer::Consumes;
+use crate::sharing::part_state::{Device, PartState};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// How long a reading shows that a limit is in force, milliseconds: twice the interval at which the guard reads.
+pub const READING_AGE_MAX_MS: u64 = 60_000;
+/// How far a limit may be below the granted one, MiB: the driver rounds to pages of 2 MiB.
+const ROUNDING_MIB: u64 = 2;
+
+/// Whether memory limits are set by the driver (`enforce.memory`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Enforcement {
+    /// Where the guard, the driver and the node can.
+    #[default]
+    Auto,
+    /// As `Auto`, and nothing that has a memory limit is granted where they cannot.
+    Require,
+    /// Nowhere.
+    Off,
+}
+
+/// On which GPUs the guard can limit memory.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LimitSupport {
+    /// The GPUs that it tried, each with the reason why it cannot; `None` if a limit that it set was read back.
+    pub gpus: BTreeMap<GpuId, Option<Arc<str>>>,
+    /// Why it can on none.
+    pub why: Option<Arc<str>>,
+    /// Whether the guard refuses containers whose limits cannot be set.
+    pub is_required: bool,
+}
+
+/// A container's limit on one GPU.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemoryLimit {
+    /// The GPU.
+    pub gpu: GpuId,
+    /// What all of the container's allocations together may use of it, MiB.
+    pub granted_mib: u64,
+    /// Whether it was set.
+    pub state: LimitState,
+    /// How often the guard found that the limit had changed.
+    pub times_changed: u32,
+    /// Why it is not set, or cannot be read.
+    pub why: Option<Arc<str>>,
+    /// What was last read back; `None` if nothing was.
+    pub reading: Option<LimitReading>,
+}
+
+/// Whether a limit was set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LimitState {
+    /// Not yet: the container has not started, NVML has not answered, or limits do not work on the GPU.
+    Pending,
+    /// Before the container's first instruction.
+    Set,
+    /// While the container ran.
+    Late,
+    /// It could not be set, or does not stay.
+    Failed,
+}
+
+/// What the driver holds of a container's cgroup on a GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LimitReading {
+    /// MiB that its processes may allocate.
+    pub limit_mib: u64,
+    /// MiB that they have allocated.
+    pub used_mib: u64,
+    /// When the guard read it, milliseconds since 1970.
+    pub wall_ms: u64,
+    /// When it first arrived here, monotonic milliseconds.
+    pub seen_mono_ms: u64,
+    /// Whether that is longer ago than [`READING_AGE_MAX_MS`], so that it shows nothing any more.
+    pub is_stale: bool,
+}
+
+impl MemoryLimit {
+    /// The limit that NVML reported, MiB, if it was read back within the last minute and is the granted one.
+    #[must_use]
+    pub fn in_force_mib(&self) -> Option<u64> {
+        let is_set = matches!(self.state, LimitState::Set | LimitState::Late);
+        let recent = self.reading.filter(|reading| is_set && !reading.is_stale);
+        recent
+            .map(|reading| reading.limit_mib)
+            .filter(|limit_mib| matches_granted(*limit_mib, self.granted_mib))
+    }
+}
+
+/// Whether the driver holds a limit of `limit_mib` after `granted_mib` were set.
+#[must_use]
+pub fn matches_granted(limit_mib: u64, granted_mib: u64) -> bool {
+    limit_mib <= granted_mib && limit_mib + ROUNDING_MIB > granted_mib
+}
+
+impl Ledger {
+    /// The limits of an allocation's container; empty if the guard shows no container of it.
+    #[must_use]
+    pub fn memory_limits_of(&self, allocation: &Allocation) -> &[MemoryLimit] {
+        self.container_of(allocation).map_or(&[], |container| &container.limits)
+    }
+
+    /// Whether the driver limits the memory of each of an allocation's containers on this part as the ledger has granted it
+    /// (I12).
+    #[must_use]
+    pub fn is_memory_limited(&self, allocation: &Allocation, part: &PartId) -> bool {
+        let Some(view) = self.runtime.as_deref().filter(|_| allocation.ended.is_none()) else { return false };
+        let mut containers = view.annotated_containers_of(allocation).peekable();
+        let is_limited = |container: &RuntimeContainer| {
+            let limit = container.limits.iter().find(|limit| limit.gpu.as_part() == part);
+            let in_force_mib = limit.and_then(MemoryLimit::in_force_mib);
+            in_force_mib.is_some_and(|mib| mib <= self.granted_memory_mib(view, container, part))
+        };
+        containers.peek().is_some() && containers.all(is_limited)
+    }
+
+    /// MiB that the allocations of a container may use of a part together.
+    fn granted_memory_mib(&self, view: &RuntimeView, container: &RuntimeContainer, part: &PartId) -> u64 {
+        let named = view.containers.iter().filter(|(_, all)| all.iter().any(|one| one.id == container.id));
+        let allocations = named.filter_map(|(id, _)| self.live.get(id)).filter(|a| a.parts().contains(&part));
+        allocations
+            .map(|a| limits_of(self, a, part).memory_mib.unwrap_or(u64::MAX))
+            .fold(0, u64::saturating_add)
+    }
+
+    /// Why the memory limit of this device cannot be enforced at present, so that it is not granted under `enforce.memory:
+    /// require`; `None` if it may be granted.
+    #[must_use]
+    pub fn why_not_enforceable(&self, part: &PartState, device: &Device) -> Option<Arc<str>> {
+        let has_limit = matches!(device.consumes, Consumes::Slice { memory_mib: 1.., .. });
+        (self.rules.enforcement == Enforcement::Require && has_limit)
+            .then(|| self.why_not_limitable(part))
+            .flatten()
+    }
+
+    /// Why the guard cannot limit memory on this part at present; `None` if it can.
+    #[must_use]
+    pub fn why_not_limitable(&self, part: &PartState) -> Option<Arc<str>> {
+        if !part.part.is_whole_gpu() {
+            return Some("the driver sets no memory limits on MIG instances".into());
+        }
+        let Some(view) = self.runtime.as_deref().filter(|view| view.is_whole) else {
+            return Some("the guard does not show the containers of this node; see `berth node show`".into());
+        };
+        let support = &view.limit_support;
+        if self.rules.enforcement == Enforcement::Require && !support.is_required {
+            return Some("the guard runs with another `enforce.memory` than `require`: restart it".into());
+        }
+        match (support.gpus.get(&part.part.gpu), &support.why) {
+            (Some(None), _) => None,
+            (Some(Some(why)), _) | (None, Some(why)) => Some(Arc::clone(why)),
+            (None, None) => Some("the guard has not tried to set a memory limit on the GPU yet".into()),
+        }
+    }
+}
+
+/// This view with the time at which each reading first arrived.
+pub(crate) fn with_arrival_times(known: Option<&RuntimeView>, view: &RuntimeView, now: Now) -> RuntimeView {
+    let before = |id: &str, of: &MemoryLimit| {
+        let mut containers = known?.containers.values().flatten();
+        let container = containers.find(|container| container.id == id)?;
+        let limit = container.limits.iter().find(|limit| limit.gpu == of.gpu)?;
+        limit.reading.filter(|reading| Some(reading.wall_ms) == of.reading.map(|new| new.wall_ms))
+    };
+    with_readings(view, |container, limit| {
+        let known = before(&container.id, limit);
+        let seen_mono_ms = known.map_or(now.mono_ms, |reading| reading.seen_mono_ms);
+        let is_stale = known.is_some_and(|reading| reading.is_stale);
+        limit.reading.map(|reading| LimitReading { seen_mono_ms, is_stale, ..reading })
+    })
+}
+
+/// The view in which the readings that are too old by now are stale; `None` if no other ones are.
+pub(crate) fn with_stale_readings(ledger: &Ledger, now: Now) -> Option<RuntimeView> {
+    next_expiry(ledger).filter(|at| now.mono_ms >= *at)?;
+    let view = ledger.runtime.as_deref()?;
+    Some(with_readings(view, |_, limit| {
+        let is_old = |reading: &LimitReading| now.passed(reading.seen_mono_ms, READING_AGE_MAX_MS);
+        limit.reading.map(|reading| LimitReading { is_stale: is_old(&reading), ..reading })
+    }))
+}
+
+/// When the first reading becomes stale, monotonic milliseconds.
+pub(crate) fn next_expiry(ledger: &Ledger) -> Option<u64> {
+    let containers = ledger.runtime.iter().flat_map(|view| view.containers.values().flatten());
+    let readings = containers.flat_map(|container| &container.limits).filter_map(|limit| limit.reading);
+    let recent = readings.filter(|reading| !reading.is_stale);
+    recent.map(|reading| reading.seen_mono_ms.saturating_add(READING_AGE_MAX_MS)).min()
+}
+
+fn with_readings(
+    view: &RuntimeView,
+    change: impl Fn(&RuntimeContainer, &MemoryLimit) -> Option<LimitReading>,
+) -> RuntimeView {
+    let mut view = view.clone();
+    for container in view.containers.values_mut().flatten() {
+        let changed =
+            |limit: &MemoryLimit| MemoryLimit { reading: change(container, limit), ..limit.clone() };
+        let limits: Vec<_> = container.limits.iter().map(changed).collect();
+        if limits != container.limits {
+            Arc::make_mut(container).limits = limits;
+        }
+    }
+    view
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::evidence::part_use::{EnforcedBy, limits};
+    use crate::evidence::runtime::Tie;
+    use crate::evidence::runtime::tests::{container, view};
+    use crate::ids::names::AllocationId;
+    use crate::node::command::Command;
+    use crate::node::rules::Rules;
+    use crate::node::test_node::{Node, gpu_id, part, shared};
+    use crate::node::tick::next_tick;
+    use std::collections::BTreeSet;
+
+    fn limit(gpu: &str, granted_mib: u64, limit_mib: impl Into<Option<u64>>) -> MemoryLimit {
+        let reading =
+            |limit_mib| LimitReading { limit_mib, used_mib: 7, wall_ms: 5, seen_mono_ms: 0, is_stale: false };
+        MemoryLimit {
+            gpu: gpu_id(gpu),
+            granted_mib,
+            state: LimitState::Set,
+            times_changed: 0,
+            why: None,
+            reading: limit_mib.into().map(reading),
+        }
+    }
+
+    /// The view of one container with these limits.
+    fn limited(id: AllocationId, limits: Vec<MemoryLimit>) -> RuntimeView {
+        let shown = container("uid-1", "main", Tie::Annotation);
+        view(&[(id, Arc::new(RuntimeContainer { limits, ..RuntimeContainer::clone(&shown) }))])
+    }
+
+    /// A share of `GPU-0` of 4096 MiB.
+    fn share(node: &mut Node) -> AllocationId {
+        let id = node.grant("GPU-0", Some(0), "uid-1", "main");
+        let state = Arc::make_mut(node.ledger.parts.get_mut(&part("GPU-0")).unwrap());
+        let slice = Consumes::Slice { memory_mib: 4096, compute_percent: 0 };
+        state.devices.get_mut(&(shared(), Some(0))).unwrap().consumes = slice;
+        id
+    }
+
+    fn enforced(node: &Node, id: AllocationId) -> EnforcedBy {
+        limits(&node.ledger, &node.ledger.live[&id], false).unwrap().1
+    }
+
+    #[test]
+    fn only_the_limit_that_was_granted_and_read_back_on_that_gpu_is_in_force() {
+        for (shown, expected) in [
+            (limit("GPU-0", 4096, 4096), EnforcedBy::MemoryLimits),
+            (limit("GPU-0", 4097, 4096), EnforcedBy::MemoryLimits),
+            // The guard was given another limit than the ledger has granted.
+            (limit("GPU-0", 8192, 8192), EnforcedBy::None),
+            (limit("GPU-0", 4096, None), EnforcedBy::None),
+            (limit("GPU-0", 4096, 4098), EnforcedBy::None),
+            (limit("GPU-0", 4096, 4094), EnforcedBy::None),
+            (limit("GPU-1", 4096, 4096), EnforcedBy::None),
+            (MemoryLimit { state: LimitState::Late, ..limit("GPU-0", 4096, 4096) }, EnforcedBy::MemoryLimits),
+            (MemoryLimit { state: LimitState::Failed, ..limit("GPU-0", 4096, 4096) }, EnforcedBy::None),
+            (MemoryLimit { state: LimitState::Pending, ..limit("GPU-0", 4096, 4096) }, EnforcedBy::None),
+        ] {
+            let mut node = Node::new();
+            let id = share(&mut node);
+            node.decide(&Command::SeeContainers(limited(id, vec![shown.clone()]))).unwrap();
+            assert_eq!(enforced(&node, id), expected, "{shown:?}");
+            // What another pod's container claims does not count.
+            let mut node = Node::new();
+            let id = share(&mut node);
+            let mut claims = limited(id, vec![shown]);
+            Arc::make_mut(&mut claims.containers.get_mut(&id).unwrap()[0]).pod_uid = "uid-2".into();
+            node.decide(&Command::SeeContainers(claims)).unwrap();
+            assert_eq!(enforced(&node, id), EnforcedBy::None);
+        }
+    }
+
+    #[test]
+    fn a_container_that_names_the_allocation_itself_does_not_count_and_all_of_its_own_do() {
+        let mut node = Node::new();
+        let id = share(&mut node);
+        let with = |name: &str, tie, limits| {
+            Arc::new(RuntimeContainer { limits, ..RuntimeContainer::clone(&container("uid-1", name, tie)) })
+        };
+        let in_force = || vec![limit("GPU-0", 4096, 4096)];
+        let of = |containers: Vec<Arc<RuntimeContainer>>| {
+            let mut shown = view(&[]);
+            shown.containers.insert(id, containers);
+            shown
+        };
+        for (containers, expected) in [
+            (vec![with("a-sidecar", Tie::Environment, in_force())], EnforcedBy::None),
+            (
+                vec![
+                    with("a-sidecar", Tie::Environment, in_force()),
+                    with("main", Tie::Annotation, Vec::new()),
+                ],
+                EnforcedBy::None,
+            ),
+            (
+                vec![
+                    with("a-sidecar", Tie::Environment, Vec::new()),
+                    with("main", Tie::Annotation, in_force()),
+                ],
+                EnforcedBy::MemoryLimits,
+            ),
+            (
+                vec![with("main", Tie::Annotation, Vec::new()), with("main", Tie::Annotation, in_force())],
+                EnforcedBy::None,
+            ),
+        ] {
+            node.decide(&Command::SeeContainers(of(containers.clone()))).unwrap();
+            assert_eq!(enforced(&node, id), expected, "{containers:?}");
+        }
+    }
+
+    #[test]
+    fn a_reading_counts_for_a_minute_from_its_first_arrival() {
+        let mut node = Node::new();
+        let id = share(&mut node);
+        let view = limited(id, vec![limit("GPU-0", 4096, 4096)]);
+        node.decide(&Command::SeeContainers(view.clone())).unwrap();
+        let due = node.now.mono_ms + READING_AGE_MAX_MS;
+        assert_eq!(next_tick(&node.ledger, node.now), Some(due));
+        node.pass(59);
+        // The same reading once more, and the guard away: neither makes it newer or ends it.
+        node.decide(&Command::SeeContainers(RuntimeView { is_whole: false, ..view.clone() })).unwrap();
+        node.decide(&Command::Tick).unwrap();
+        assert_eq!(enforced(&node, id), EnforcedBy::MemoryLimits);
+        assert_eq!(next_tick(&node.ledger, node.now), Some(due));
+        node.pass(1);
+        node.decide(&Command::Tick).unwrap();
+        assert_eq!(enforced(&node, id), EnforcedBy::None);
+        assert!(node.ledger.memory_limits_of(&node.ledger.live[&id])[0].reading.unwrap().is_stale);
+        assert_eq!(next_tick(&node.ledger, node.now), None);
+        // The guard has read nothing since, and another view arrives.
+        node.decide(&Command::SeeContainers(RuntimeView { pods: BTreeSet::from(["new".into()]), ..view }))
+            .unwrap();
+        assert_eq!(enforced(&node, id), EnforcedBy::None);
+        assert_eq!(next_tick(&node.ledger, node.now), None);
+        let mut newer = limit("GPU-0", 4096, 4096);
+        newer.reading.as_mut().unwrap().wall_ms = 6;
+        node.decide(&Command::SeeContainers(limited(id, vec![newer]))).unwrap();
+        assert_eq!(enforced(&node, id), EnforcedBy::MemoryLimits);
+    }
+
+    #[test]
+    fn require_withdraws_devices_whose_limit_cannot_be_enforced() {
+        let mut node = Node::new();
+        let _ = share(&mut node);
+        let why = |node: &Node, gpu: &str, share| {
+            let part = node.ledger.part(&part(gpu)).unwrap();
+            node.ledger
+                .why_not_enforceable(part, part.device(&shared(), share).unwrap())
+                .map(|why| why.to_string())
+        };
+        assert_eq!(why(&node, "GPU-0", Some(0)), None, "auto");
+        let rules = Rules { enforcement: Enforcement::Require, ..Rules::default() };
+        node.ledger.rules = Arc::new(rules);
+        assert!(why(&node, "GPU-0", Some(0)).unwrap().contains("guard does not show"));
+        let mut whole = view(&[]);
+        node.decide(&Command::SeeContainers(whole.clone())).unwrap();
+        assert!(
+            why(&node, "GPU-0", Some(0)).unwrap().contains("restart it"),
+            "it was started with another setting"
+        );
+        whole.limit_support.is_required = true;
+        node.decide(&Command::SeeContainers(whole.clone())).unwrap();
+        assert!(why(&node, "GPU-0", Some(0)).unwrap().contains("has not tried"));
+        whole.limit_support.gpus.insert(gpu_id("GPU-0"), Some("an old driver".into()));
+        node.decide(&Command::SeeContainers(whole.clone())).unwrap();
+        assert_eq!(why(&node, "GPU-0", Some(0)).as_deref(), Some("an old driver"));
+        whole.limit_support.gpus.insert(gpu_id("GPU-0"), None);
+        node.decide(&Command::SeeContainers(whole.clone())).unwrap();
+        assert_eq!(why(&node, "GPU-0", Some(0)), None);
+        node.decide(&Command::SeeContainers(RuntimeView { is_whole: false, ..whole })).unwrap();
+        assert!(why(&node, "GPU-0", Some(0)).is_some(), "the guard is away");
+        let _ = node.grant("GPU-0", None, "uid-2", "main");
+        assert_eq!(why(&node, "GPU-0", None), None, "a whole GPU has no limit");
+    }
+}

@@ -1,0 +1,263 @@
+"""Memory limits at a real containerd and runc, with a fake NVML that keeps them: they are set before a container runs, they
+are read back, and no other pod is delayed."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import machine
+from bench import Bench
+from berth import Setup, slice_of
+from guard import connected, seconds_to_run, start_guard
+from gpus import uuids
+from kubelet import healthy
+from pods import Container, Pod
+from process import Process
+from say import TestError, until
+from scenario import Scenario
+
+MIB = 1 << 20
+#: The interval at which the guard reads all limits, plus a margin for a slow machine.
+READ_SECONDS = 45
+#: How long NVML takes in the case of a slow driver.
+SLOW_MS = 1500
+#: What a pod may take longer beside one that waits for a slow driver.
+DELAY_SECONDS = 1
+#: How long a container that may not run without limits is suspended, plus a margin.
+KILLED_SECONDS = 40
+
+_SLICES = (4096, 8192)
+
+
+def in_force_at_first(bench: Bench) -> str:
+    """Two GPUs, two values."""
+    bench.berth.fake.limits_memory("dmem")
+    start_guard(bench)
+    supported = [one["supported"] for one in bench.berth.guard_status()["memoryLimits"]]
+    if supported != [True, True]:
+        raise TestError(f"the guard limits memory on {supported}: {bench.berth.guard_status()}")
+    pod = Pod("limited", [Container("main", {slice_of(mib): 1 for mib in _SLICES})])
+    bench.start(pod)
+    earliest = _written(pod)
+    for gpu, mib in zip(uuids(2), _SLICES):
+        file = _limit_file(bench, pod, gpu)
+        if _hard_mib(file) != mib:
+            raise TestError(f"the driver holds {_hard_mib(file)} MiB on {gpu}, {mib} were granted")
+        if file.stat().st_mtime_ns > earliest:
+            raise TestError("the container wrote before its limit was set")
+    for allocation in _of(bench, pod):
+        limits = bench.berth.limits(allocation)
+        states = [(one["state"], one.get("limitMiB")) for one in limits["perGpu"]]
+        if limits["enforcedBy"] != "memoryLimits" or sorted(states) != [("set", mib) for mib in _SLICES]:
+            raise TestError(f"the API shows {limits}")
+    for line in ("berth_guard_connected 1", 'berth_memory_limits{state="set"} 2'):
+        if line not in bench.berth.metrics():
+            raise TestError(f"/metrics has no line {line}")
+    return f"gpus=2 values_mib={','.join(map(str, _SLICES))}"
+
+
+def restarts_without_berth(bench: Bench) -> None:
+    """A container that starts again while Berth is down has its limit, of its new cgroup."""
+    pod = bench.running[0]
+    bench.berth.stop()
+    before = _cgroup(pod)
+    bench.crash(pod, "main")
+    if _cgroup(pod) == before:
+        raise TestError("the container has the same cgroup as before")
+    for gpu, mib in zip(uuids(2), _SLICES):
+        if _hard_mib(_limit_file(bench, pod, gpu)) != mib:
+            raise TestError(f"the driver holds no limit of {mib} MiB on {gpu}")
+    bench.berth.start()
+    connected(bench)
+    _enforced(bench, pod, "memoryLimits")
+
+
+def slow_driver(bench: Bench) -> str:
+    """A pod beside one that waits for NVML is not delayed, and that one runs nothing before its limit is set."""
+    usual = seconds_to_run(bench, Pod("usual", [Container("main", {})]))
+    bench.berth.fake.faults({"call": "nvmlDeviceSetMemoryLimits_v1", "delay_ms": SLOW_MS})
+    waits = Pod("waits", [Container("main", {slice_of(_SLICES[0]): 1})])
+    bench.node.run(waits)
+    beside = seconds_to_run(bench, Pod("beside", [Container("main", {})]))
+    bench.start_known(waits)
+    file = _limit_file(bench, waits, uuids(1)[0])
+    if file.stat().st_mtime_ns > _written(waits):
+        raise TestError("the container wrote before its limit was set")
+    bench.berth.fake.faults()
+    _enforced(bench, waits, "memoryLimits")
+    if beside > usual + DELAY_SECONDS:
+        raise TestError(f"a pod took {beside:.1f} s beside the one that was held, and {usual:.1f} s before")
+    return f"usual_s={usual:.1f} beside_s={beside:.1f}"
+
+
+def hanging_driver(bench: Bench) -> str:
+    """With `auto` a container runs after two seconds although NVML hangs, and the API says that nothing is enforced."""
+    bench.berth.fake.faults({"call": "nvmlDeviceSetMemoryLimits_v1", "hang": True})
+    pod = Pod("unlimited", [Container("main", {slice_of(_SLICES[0]): 1})])
+    took = seconds_to_run(bench, pod)
+    shown = _enforced(bench, pod, "none")["perGpu"][0]
+    if shown["state"] != "failed" or "not answered" not in shown["why"]:
+        raise TestError(f"the API shows {shown}")
+    bench.berth.fake.faults()
+    limits = _enforced(bench, pod, "memoryLimits")
+    if limits["perGpu"][0]["state"] != "late":
+        raise TestError(f"the API shows {limits}")
+    return f"ran_after_s={took:.1f}"
+
+
+def drifts(bench: Bench) -> None:
+    """A limit that another program removes is set again, and the third time the API says that none is enforced."""
+    pod = bench.running[0]
+    file = _limit_file(bench, pod, uuids(1)[0])
+    for times in (1, 2):
+        file.unlink()
+        until("the limit is set again", READ_SECONDS, file.exists)
+
+        def shows() -> bool:
+            shown = [one for one in bench.berth.limits(_of(bench, pod)[0])["perGpu"] if one["gpu"] == uuids(1)[0]][0]
+            return shown["timesChanged"] == times and shown["state"] == "set"
+
+        until(f"the API shows {times} changes", READ_SECONDS, shows)
+    file.unlink()
+    first = next(a for a in _of(bench, pod) if uuids(1)[0] in _gpus(bench, a))
+    until("the limit is given up", READ_SECONDS, lambda: bench.berth.limits(first)["enforcedBy"] == "none")
+    time.sleep(1)
+    if file.exists():
+        raise TestError("the limit was set again")
+
+
+def started_without_guard(bench: Bench) -> None:
+    """A pod that was started without the guard gets its limit late."""
+    guard: Process = bench.shared
+    guard.kill()
+    until("the API shows that the guard is away", 10, lambda: not bench.berth.guard_status()["connected"])
+    pod = Pod("late", [Container("main", {slice_of(_SLICES[1]): 1})])
+    bench.start(pod)
+    guard.start()
+    connected(bench)
+    limits = _enforced(bench, pod, "memoryLimits")
+    if limits["perGpu"][0]["state"] != "late":
+        raise TestError(f"the API shows {limits}")
+
+
+def older_driver(bench: Bench) -> None:
+    """With a driver that sets no limits the guard says so, and pods run."""
+    guard: Process = bench.shared
+    bench.berth.fake.limits_memory("")
+    guard.kill()
+    guard.start()
+    connected(bench)
+
+    def shows() -> bool:
+        status = bench.berth.guard_status()
+        return all("615" in one.get("why", "") for one in status.get("memoryLimits", [{}]))
+
+    until("the guard says that the driver is too old", 10, shows)
+    pod = Pod("older", [Container("main", {slice_of(_SLICES[1]): 1})])
+    bench.start(pod)
+    _enforced(bench, pod, "none")
+
+
+def required(bench: Bench) -> str:
+    """Under `require` nothing is offered that cannot be limited, and a container is killed if NVML does not answer."""
+    guard: Process = bench.shared
+    guard.stop()
+    bench.berth.stop()
+    settings = {**bench.berth.settings, "enforce": {"memory": "require"}}
+    bench.berth.configure(settings)
+    bench.berth.start()
+    resource = slice_of(_SLICES[1])
+    until("the kubelet has no device that cannot be limited", 30, lambda: not _free(bench, healthy(resource)))
+    bench.berth.fake.limits_memory("misc")
+    guard.start()
+    connected(bench)
+    until("the devices can be allocated again", 30, lambda: _free(bench, healthy(resource)))
+    bench.berth.fake.faults({"call": "nvmlDeviceSetMemoryLimits_v1", "hang": True})
+    pod = Pod("never", [Container("main", {resource: 1})])
+    bench.node.run(pod)
+
+    def killed() -> bool:
+        statuses = bench.node.status(pod)["status"].get("containerStatuses", [])
+        return any(s.get("restartCount", 0) > 0 or "terminated" in s.get("lastState", {}) for s in statuses)
+
+    until("the container is killed", KILLED_SECONDS, killed)
+    if (pod.folder / "main.env").exists():
+        raise TestError("the container ran without its limit")
+    bench.berth.fake.faults()
+    pod.started("main")
+    bench.start_known(pod)
+    _enforced(bench, pod, "memoryLimits")
+    return "killed=yes"
+
+
+def _free(bench: Bench, devices) -> set:
+    held = {device for allocation in bench.berth.allocations() for device in allocation.devices}
+    return set(devices) - held
+
+
+def _of(bench: Bench, pod: Pod) -> list[str]:
+    """The ids of a pod's allocations."""
+    return sorted(a.id for a in bench.berth.allocations() if a.holder and a.holder[1] == pod.name)
+
+
+def _gpus(bench: Bench, allocation: str) -> frozenset:
+    return next(a.gpus for a in bench.berth.allocations() if a.id == allocation)
+
+
+def _enforced(bench: Bench, pod: Pod, by: str) -> dict:
+    """Waits until the API says what enforces the limits of a pod's first allocation, and returns them."""
+    limits: dict = {}
+
+    def shows() -> bool:
+        limits.clear()
+        limits.update(bench.berth.limits(_of(bench, pod)[0]))
+        if limits["enforcedBy"] != by:
+            raise TestError(f"the API shows {limits}")
+        return True
+
+    until(f"the limit of {pod.name} is enforced by {by}", READ_SECONDS, shows)
+    return limits
+
+
+def _cgroup(pod: Pod) -> Path:
+    """The folder of cgroup v2 of the pod's container, by a process that has the pod's UID in its environment."""
+    for folder in Path("/proc").iterdir():
+        try:
+            if f"E2E_POD_UID={pod.uid}".encode() in (folder / "environ").read_bytes().split(b"\0"):
+                line = next(x for x in (folder / "cgroup").read_text().splitlines() if x.startswith("0::"))
+                return machine.CGROUP2 / line.removeprefix("0::/")
+        except (OSError, StopIteration):
+            continue
+    raise TestError(f"no process of {pod.name} runs")
+
+
+def _limit_file(bench: Bench, pod: Pod, gpu: str) -> Path:
+    return bench.berth.fake.limit_file(gpu, _cgroup(pod))
+
+
+def _hard_mib(file: Path) -> int:
+    return int(file.read_text(encoding="ascii").split()[1]) // MIB if file.exists() else 0
+
+
+def _written(pod: Pod) -> int:
+    """When the container wrote for the first time, nanoseconds."""
+    return (pod.folder / "main.env").stat().st_mtime_ns
+
+
+SCENARIOS = [
+    Scenario(
+        "memory limits",
+        Setup(gpus=2, slices=_SLICES),
+        {
+            "limits: two limits are in force and read back before the container's first write": in_force_at_first,
+            "limits: a container that starts again while Berth is down has them": restarts_without_berth,
+            "limits: a slow driver holds one container and delays no other pod": slow_driver,
+            "limits: with a driver that hangs, a container runs without limits, and the API says so": hanging_driver,
+            "limits: a limit that is removed is set again, but not after the third removal": drifts,
+            "limits: a pod that was started without the guard gets its limit late": started_without_guard,
+            "limits: with an older driver the guard says so, and pods run": older_driver,
+            "limits: required limits withdraw devices, and no container runs without its limits": required,
+        },
+    ),
+]

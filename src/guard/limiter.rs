@@ -8,7 +8,7 @@ use crate::suspended::{SuspendedFolder, SuspendedProcess, kill};
 use berth_gpus::nvml::NvmlLimits;
 use berth_kernel::evidence::limits::matches_granted;
 use berth_kernel::ids::names::GpuId;
-use berth_proto::guard::{LimitReading, LimitState, LimitSupport, MemoryLimit};
+use berth_proto::guard::{LimitReading, LimitState, LimitSupport, MemoryLimit, Status};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -157,11 +157,21 @@ impl Limiter {
         limits: Vec<MemoryLimit>,
     ) -> Result<(), Refusal> {
         let id = &starting.id;
-        if let Some(why) = self.why_impossible(&limits) {
-            // Where limits do not work that is no failure.
-            let state = if self.is_required { LimitState::Failed } else { LimitState::Pending };
-            return self.record_start(id, with_state(limits, state, &why));
+        // Where limits do not work that is no failure, unless they are required.
+        let state = if self.is_required { LimitState::Failed } else { LimitState::Pending };
+        let status = self.guard.status();
+        let (mut possible, mut impossible) = (Vec::new(), Vec::new());
+        for limit in limits {
+            match self.why_impossible(&status, &limit.gpu) {
+                Some(why) => impossible.extend(with_state(vec![limit], state, &why)),
+                None => possible.push(limit),
+            }
         }
+        self.record_start(id, impossible)?;
+        if possible.is_empty() {
+            return Ok(());
+        }
+        let limits = possible;
         let (nvml, cgroup) = match (&self.nvml, cgroup) {
             (Ok(nvml), Some(cgroup)) => (Arc::clone(nvml), cgroup),
             (Err(why), _) => return self.record_start(id, failed(limits, why)),
@@ -211,17 +221,14 @@ impl Limiter {
         )))
     }
 
-    /// Why limits cannot work here: the guard has tried, or the settings or the node rule them out. `None` also while it has
-    /// not tried yet.
-    fn why_impossible(&self, limits: &[MemoryLimit]) -> Option<String> {
-        let status = self.guard.status();
+    /// Why limits cannot work on a GPU: the guard has tried, or the settings or the node rule them out. `None` also while it
+    /// has not tried yet.
+    fn why_impossible(&self, status: &Status, gpu: &str) -> Option<String> {
         if let Err(why) = self.nvml {
             return Some(why.into());
         }
-        let mut support = status.limit_support.into_iter();
-        let of_gpu =
-            support.find(|one| !one.why.is_empty() && limits.iter().any(|limit| limit.gpu == one.gpu));
-        of_gpu.map(|one| one.why).or_else(|| Some(status.limits_error).filter(|why| !why.is_empty()))
+        let of_gpu = status.limit_support.iter().find(|one| one.gpu == gpu).map(|one| one.why.clone());
+        of_gpu.or_else(|| Some(status.limits_error.clone())).filter(|why| !why.is_empty())
     }
 
     /// Records what has become of a container's limits.
@@ -775,6 +782,17 @@ mod tests {
                 until(|| node.has_ended()).await;
             }
         }
+    }
+
+    #[tokio::test]
+    async fn a_gpu_on_which_limits_do_not_work_does_not_keep_the_limit_of_another_from_being_set() {
+        let node = Node::new(false, PATIENT);
+        let first = node.limits()[0].gpu.clone();
+        let fails = Fault::fail("nvmlDeviceSetMemoryLimits_v1", fake_nvml::Code::NotSupported).of_gpu(first);
+        node.change(|state| state.faults = vec![fails]);
+        node.limiter.check(node.nvml());
+        node.start().await.unwrap();
+        assert_eq!(node.states(), [LimitState::Pending, LimitState::Set]);
     }
 
     #[tokio::test]

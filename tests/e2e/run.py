@@ -40,8 +40,8 @@ from say import Score, TestError, note, problem  # noqa: E402
 from scenario import Scenario  # noqa: E402
 
 #: Those of a standalone kubelet first: a kubelet that has joined a cluster stays in it. The full node's own come before
-#: the change-over, whose devices a kubelet goes on to count for five minutes: the first of them wants a new node.
-_FILES = (cases, cdi, guard, limits, fullnode, changeover, drains, reuse)
+#: all others of a cluster, whose devices a kubelet goes on to count for five minutes: the first of them wants a new node.
+_FILES = (cases, cdi, fullnode, guard, limits, changeover, drains, reuse)
 SCENARIOS = sorted((scenario for file in _FILES for scenario in file.SCENARIOS), key=lambda s: s.cluster)
 
 

@@ -103,7 +103,7 @@ pub struct MemoryLimit {
     pub granted_mib: u64,
     #[prost(enumeration = "LimitState", tag = "3")]
     pub state: i32,
-    /// Why it is not in force, or cannot be read.
+    /// Why it is not set, or cannot be read.
     #[prost(string, tag = "4")]
     pub why: ::prost::alloc::string::String,
     /// What was last read back; absent if nothing was.

@@ -268,7 +268,11 @@ impl Limiter {
                 });
             }
         };
-        self.guard.set_status(|status| status.is_required = self.is_required);
+        self.guard.set_status(|status| {
+            status.is_required = self.is_required;
+            // From now on NVML can be opened at any moment, so that a release of the driver has to wait for an answer.
+            status.is_driver_released = Some(false);
+        });
         loop {
             let (this, nvml) = (Arc::clone(self), Arc::clone(&nvml));
             let is_released = *released.borrow_and_update();
@@ -724,7 +728,9 @@ mod tests {
     }
 
     async fn until(mut holds: impl FnMut() -> bool) {
+        let began = Instant::now();
         while !holds() {
+            assert!(began.elapsed() < PATIENT.answer, "it never holds");
             sleep(Duration::from_millis(2)).await;
         }
     }
@@ -925,6 +931,25 @@ mod tests {
         assert!(!status.has_driver_open && status.limits_error.contains("released"), "{status:?}");
         let node = node.open();
         assert!(node.limiter.guard.status().has_driver_open);
+    }
+
+    #[tokio::test]
+    async fn a_guard_that_is_about_to_open_nvml_has_not_released_the_driver() {
+        let node = Node::new(false, PATIENT);
+        node.change(|state| state.faults = vec![Fault::hang("nvmlInit_v2")]);
+        let (release, released) = watch::channel(false);
+        let limiter = Arc::clone(&node.limiter);
+        let running = tokio::spawn(async move { limiter.run(released).await });
+        let status = || node.limiter.guard.status();
+        until(|| status().is_driver_released.is_some()).await;
+        assert_eq!(status().is_driver_released, Some(false));
+        release.send_replace(true);
+        until(|| status().has_driver_open).await;
+        assert_eq!(status().is_driver_released, Some(false), "NVML is being opened");
+        node.change(|state| state.faults.clear());
+        until(|| status().is_driver_released == Some(true)).await;
+        assert!(!status().has_driver_open);
+        running.abort();
     }
 
     #[test]

@@ -180,6 +180,17 @@ mod tests {
     }
 
     #[test]
+    fn a_process_is_not_suspended_if_its_file_cannot_be_written() {
+        let (folder, _root) = folder();
+        fs::write(&folder.0, "a file in the place of the folder").unwrap();
+        let mut process = sleeping();
+        SuspendedProcess::suspend(process.id(), &folder, false).unwrap_err();
+        wait_for(&process, false);
+        kill(process.id());
+        process.wait().unwrap();
+    }
+
+    #[test]
     fn there_must_be_such_a_process() {
         let (folder, _root) = folder();
         for pid in [0, u32::MAX, i32::MAX.unsigned_abs()] {

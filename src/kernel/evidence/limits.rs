@@ -73,7 +73,7 @@ pub enum LimitState {
     Failed,
 }
 
-/// What the driver holds of a container's cgroup on a GPU.
+/// What NVML reports of a container's cgroup on a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LimitReading {
     /// MiB that its processes may allocate.
@@ -100,7 +100,7 @@ impl MemoryLimit {
     }
 }
 
-/// Whether the driver holds a limit of `limit_mib` after `granted_mib` were set.
+/// Whether a limit of `limit_mib`, as NVML reports it, is that of `granted_mib` after the driver has rounded it.
 #[must_use]
 pub fn matches_granted(limit_mib: u64, granted_mib: u64) -> bool {
     limit_mib <= granted_mib && limit_mib + ROUNDING_MIB > granted_mib

@@ -61,7 +61,9 @@ const STRATEGIES: [Strategy; 4] = [
         named(mount.map(|mount| &mount.container_path), &format!("{MOUNTS}/{uuid}"))
     }),
     ("cdi-annotations", |response, uuid| {
-        named(response.annotations.values().next(), &format!("nvidia.com/gpu={uuid}"))
+        // The grant's own annotation, for the guard, is in the same map.
+        let mut names = response.annotations.iter().filter(|(key, _)| key.starts_with("cdi.k8s.io/"));
+        named(names.next().map(|(_, value)| value), &format!("nvidia.com/gpu={uuid}"))
     }),
     ("cdi-cri", |response, uuid| {
         named(response.cdi_devices.first().map(|device| &device.name), &format!("nvidia.com/gpu={uuid}"))
@@ -238,6 +240,9 @@ mod tests {
             read_only: false,
         });
         response.annotations.insert("cdi.k8s.io/x".into(), "nvidia.com/gpu=GPU-a".into());
+        for resource in ["a", "b", "c", "d"] {
+            response.annotations.insert(format!("berth.dev/grant.{resource}"), "id GPU-a".into());
+        }
         response.cdi_devices.push(CdiDevice { name: "nvidia.com/gpu=GPU-a".into() });
         for (strategy, judge) in STRATEGIES {
             assert_eq!(judge(&response, "GPU-a"), Ok(()), "{strategy}");

@@ -112,6 +112,11 @@ nri:
     cargo build --release --locked -p berth-guard --example observe
     python3 tests/nri/run.py
 
+# What the guard adds to a container's start, at containerd's own NRI library, and its memory and wake-ups while idle
+bench-guard *ARGS:
+    cargo build --release --locked -p berth -p fake-nvml
+    python3 tests/nri/bench.py {{ARGS}}
+
 # Berth's own CDI specification compared with that of NVIDIA's nvidia-ctk, which Go modules build; needs root for device nodes
 cdi-compare *ARGS:
     cargo build --locked -p berth -p fake-nvml

@@ -140,6 +140,15 @@ ROWS = [
                 about="Those without an allocation: `berth process bypass`.",
             ),
             Panel(
+                "What the guard enforces",
+                [
+                    (_sum("berth_memory_limits", "state"), "memory limits: {{state}}"),
+                    (_sum("berth_bypass_containers", "outcome"), "bypasses: {{outcome}}"),
+                    (f"count({_of('berth_guard_connected')} == 0)", "guards that are not connected"),
+                ],
+                about="Only nodes with `berth guard`.",
+            ),
+            Panel(
                 "XIDs and changes of health",
                 [
                     (f"sum by (instance, gpu, code) ({_increase('berth_gpu_xids_total')})", "XID {{code}} of GPU {{gpu}} of {{instance}}"),

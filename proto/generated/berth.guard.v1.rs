@@ -18,6 +18,43 @@ pub struct Update {
     pub pods: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     #[prost(string, repeated, tag = "6")]
     pub removed_pods: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// Absent if they have not changed.
+    #[prost(message, optional, tag = "7")]
+    pub container_bypasses: ::core::option::Option<ContainerBypasses>,
+}
+/// What the guard has done about containers that could use GPUs that were not
+/// allocated to them, the newest of each container of the pods whose sandbox runs.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ContainerBypasses {
+    #[prost(message, repeated, tag = "1")]
+    pub containers: ::prost::alloc::vec::Vec<ContainerBypass>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ContainerBypass {
+    #[prost(string, tag = "1")]
+    pub namespace: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub pod: ::prost::alloc::string::String,
+    #[prost(string, tag = "3")]
+    pub pod_uid: ::prost::alloc::string::String,
+    /// Name of the container in the pod.
+    #[prost(string, tag = "4")]
+    pub container: ::prost::alloc::string::String,
+    #[prost(enumeration = "BypassOutcome", tag = "5")]
+    pub outcome: i32,
+    /// How the container can use GPUs that were not allocated to it, a clause for
+    /// each way.
+    #[prost(string, repeated, tag = "6")]
+    pub details: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// Why it was not done, or what it does not cover.
+    #[prost(string, tag = "7")]
+    pub why: ::prost::alloc::string::String,
+    /// Milliseconds since 1970.
+    #[prost(uint64, tag = "8")]
+    pub wall_ms: u64,
+    /// How often it was done to this container.
+    #[prost(uint32, tag = "9")]
+    pub count: u32,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Status {
@@ -55,6 +92,10 @@ pub struct Status {
     /// Whether containers are refused whose memory limits cannot be set.
     #[prost(bool, tag = "11")]
     pub is_required: bool,
+    /// What the guard does about containers that can use GPUs that were not
+    /// allocated to them; absent until a daemon has sent it.
+    #[prost(enumeration = "BypassAction", optional, tag = "12")]
+    pub bypass_action: ::core::option::Option<i32>,
 }
 /// Whether memory limits can be set on a GPU.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -136,7 +177,7 @@ pub struct Tie {
     pub is_annotation: bool,
 }
 /// From the daemon, when it changes.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Daemon {
     #[prost(enumeration = "PodDeletions", tag = "1")]
     pub deletions: i32,
@@ -149,6 +190,74 @@ pub struct Daemon {
     /// it does not register.
     #[prost(bool, tag = "3")]
     pub are_deletions_unknown_yet: bool,
+    /// What the guard does about containers that can use GPUs that were not
+    /// allocated to them.
+    #[prost(message, optional, tag = "4")]
+    pub bypass: ::core::option::Option<BypassRules>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct BypassRules {
+    #[prost(enumeration = "BypassAction", tag = "1")]
+    pub action: i32,
+    /// Namespaces in whose pods nothing is changed.
+    #[prost(string, repeated, tag = "2")]
+    pub exempt_namespaces: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// UIDs of the pods whose spec sets NVIDIA_VISIBLE_DEVICES, so that it is not
+    /// the image that does.
+    #[prost(string, repeated, tag = "3")]
+    pub pods_setting_visible_devices: ::prost::alloc::vec::Vec<
+        ::prost::alloc::string::String,
+    >,
+    /// The resources that this node offers, which a refusal names.
+    #[prost(string, repeated, tag = "4")]
+    pub resources: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    #[prost(message, repeated, tag = "5")]
+    pub parts: ::prost::alloc::vec::Vec<PartDeviceNode>,
+    /// UIDs of the pods that have claims, by which they may have GPUs.
+    #[prost(string, repeated, tag = "6")]
+    pub pods_with_claims: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+}
+/// The device node of a part.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PartDeviceNode {
+    /// UUID of a GPU or a MIG instance.
+    #[prost(string, tag = "1")]
+    pub part: ::prost::alloc::string::String,
+    /// Minor number of its GPU's node.
+    #[prost(uint32, tag = "2")]
+    pub minor: u32,
+}
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum BypassOutcome {
+    /// Nothing could be done.
+    Failed = 0,
+    /// The access to those GPUs was removed.
+    Stripped = 1,
+    /// The container was not created.
+    Denied = 2,
+}
+impl BypassOutcome {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Failed => "BYPASS_OUTCOME_FAILED",
+            Self::Stripped => "BYPASS_OUTCOME_STRIPPED",
+            Self::Denied => "BYPASS_OUTCOME_DENIED",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "BYPASS_OUTCOME_FAILED" => Some(Self::Failed),
+            "BYPASS_OUTCOME_STRIPPED" => Some(Self::Stripped),
+            "BYPASS_OUTCOME_DENIED" => Some(Self::Denied),
+            _ => None,
+        }
+    }
 }
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
@@ -182,6 +291,35 @@ impl LimitState {
             "LIMIT_STATE_SET" => Some(Self::Set),
             "LIMIT_STATE_LATE" => Some(Self::Late),
             "LIMIT_STATE_FAILED" => Some(Self::Failed),
+            _ => None,
+        }
+    }
+}
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum BypassAction {
+    Report = 0,
+    Strip = 1,
+    Deny = 2,
+}
+impl BypassAction {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Report => "BYPASS_ACTION_REPORT",
+            Self::Strip => "BYPASS_ACTION_STRIP",
+            Self::Deny => "BYPASS_ACTION_DENY",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "BYPASS_ACTION_REPORT" => Some(Self::Report),
+            "BYPASS_ACTION_STRIP" => Some(Self::Strip),
+            "BYPASS_ACTION_DENY" => Some(Self::Deny),
             _ => None,
         }
     }

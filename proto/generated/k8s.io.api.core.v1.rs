@@ -59,7 +59,12 @@ pub struct PodSpec {
     pub containers: ::prost::alloc::vec::Vec<Container>,
     #[prost(message, repeated, tag = "20")]
     pub init_containers: ::prost::alloc::vec::Vec<Container>,
+    #[prost(message, repeated, tag = "39")]
+    pub resource_claims: ::prost::alloc::vec::Vec<PodResourceClaim>,
 }
+/// Only whether there is one is read.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PodResourceClaim {}
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Container {
     #[prost(string, optional, tag = "1")]
@@ -121,4 +126,11 @@ pub struct PodStatus {
     /// Set when the kubelet first took the pod up.
     #[prost(message, optional, tag = "7")]
     pub start_time: ::core::option::Option<Time>,
+    #[prost(message, optional, tag = "18")]
+    pub extended_resource_claim_status: ::core::option::Option<
+        PodExtendedResourceClaimStatus,
+    >,
 }
+/// Only whether it is there is read.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PodExtendedResourceClaimStatus {}

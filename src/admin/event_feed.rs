@@ -115,6 +115,7 @@ pub(crate) fn transition_event(transition: &Transition, ledger: &Ledger, now: No
             allocation = Some(named.id);
             EventKind::GrantForged
         }
+        Transition::ContainerBypass(_) => EventKind::ContainerBypass,
         Transition::GuardChanged(_) => EventKind::Guard,
         Transition::Eviction(_) => EventKind::Eviction,
         Transition::EndsWithheldChanged(_) => EventKind::Hold,

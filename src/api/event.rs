@@ -82,6 +82,8 @@ values! {
         LimitChanged = "limitChanged",
         /// A container names an allocation of another pod.
         GrantForged = "grantForged",
+        /// The guard restricted or refused a container that could use GPUs that were not allocated to it, or could do neither.
+        ContainerBypass = "containerBypass",
         /// The guard shows the containers of the node, or no longer does.
         Guard = "guard",
         /// A request of the kubelet for devices was refused: the pod fails. In a burst some of these events are
@@ -132,6 +134,7 @@ impl EventKind {
             | Self::LimitNotSet
             | Self::LimitChanged
             | Self::GrantForged
+            | Self::ContainerBypass
             | Self::Guard
             | Self::RequestRefused
             | Self::Hold

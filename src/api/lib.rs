@@ -46,14 +46,14 @@ pub use gpu::{
 pub use health::HealthState;
 pub use history::{GpuHistory, GpuSample, PodHistory, PodSample};
 pub use node::{
-    Alive, Check, Counts, DeviceListStrategy, DriverRelease, GpuLimits, Guard, Node, NotFree, NotFreeState,
-    Ready, ReleaseOrder, ResourceState, StepState,
+    Alive, BypassAction, Check, Counts, DeviceListStrategy, DriverRelease, GpuLimits, Guard, Node, NotFree,
+    NotFreeState, Ready, ReleaseOrder, ResourceState, StepState,
 };
 pub use policy::{Hook, Policy, PolicyDetail, PolicyList, parameters};
 pub use problem::{Action, Kind, Operation, Problem};
 pub use process::{
-    Bypass, BypassList, BypassReason, Process, ProcessList, ProcessPod, ProcessSight, ProcessUse,
-    ReachingPod, Right, SightState,
+    Bypass, BypassList, BypassOutcome, BypassReason, ContainerBypass, Process, ProcessList, ProcessPod,
+    ProcessSight, ProcessUse, ReachingPod, Right, SightState,
 };
 pub use shape::Shape;
 pub use stack::{

@@ -4,7 +4,8 @@ use super::configuration::ConfigurationState;
 use super::process::ProcessSight;
 use super::stack::StackSource;
 use super::values::values;
-use berth_kernel::evidence::limits::LimitSupport;
+use berth_kernel::evidence::runtime::RuntimeView;
+use berth_kernel::grants::bypass as kernel;
 use berth_kernel::ids::names::GpuId;
 use berth_kernel::sharing::capacity;
 use serde::{Deserialize, Serialize};
@@ -115,6 +116,23 @@ pub struct Guard {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = "`enforce.memory` is `off`")]
     pub memory_limits_error: Option<String>,
+    /// What the guard does about containers that can use GPUs that were not allocated to them; absent for a guard of an
+    /// older release.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(example = "report")]
+    pub bypass_action: Option<BypassAction>,
+}
+
+values! {
+    /// What the guard does about a container that can use GPUs that were not allocated to it.
+    BypassAction from kernel::BypassAction {
+        /// Nothing: Berth reports the processes and pods.
+        Report = "report",
+        /// It removes the container's access to them.
+        Strip = "strip",
+        /// It refuses the container.
+        Deny = "deny",
+    }
 }
 
 /// Whether the guard can limit the memory of containers on a GPU.
@@ -133,16 +151,22 @@ pub struct GpuLimits {
 }
 
 impl Guard {
-    /// With the support of memory limits that it has shown.
+    /// Adds what the guard reports that it can enforce.
     #[must_use]
-    pub fn with_limits(self, support: &LimitSupport) -> Self {
+    pub fn with_view(self, view: &RuntimeView) -> Self {
+        let support = &view.limit_support;
         let of_gpu = |(gpu, why): (&GpuId, &Option<Arc<str>>)| GpuLimits {
             gpu: gpu.to_string(),
             supported: why.is_none(),
             why: why.as_deref().map(String::from),
         };
         let memory_limits = support.gpus.iter().map(of_gpu).collect();
-        Self { memory_limits, memory_limits_error: support.why.as_deref().map(String::from), ..self }
+        Self {
+            memory_limits,
+            memory_limits_error: support.why.as_deref().map(String::from),
+            bypass_action: view.bypass_action.as_ref().map(BypassAction::from),
+            ..self
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 use super::values::values;
 use berth_kernel::evidence::attribution::{Attribution, Bypass as Found, Reason};
 use berth_kernel::evidence::pods::{Pod, PodBypass};
+use berth_kernel::evidence::runtime;
 use berth_kernel::hardware::process::{
     self as kernel, Owner, PodProcess, ProcessVisibility, TrackedProcess, Uses,
 };
@@ -166,6 +167,75 @@ pub struct BypassList {
     /// Pods whose spec permits the use of GPUs without an allocation; absent if no source shows the node's pods.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pods: Option<Vec<ReachingPod>>,
+    /// Containers that could use GPUs that were not allocated to them and that the guard restricted or refused, or could not
+    /// stop, by pod: the latest entry of each container whose pod still runs.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub containers: Vec<ContainerBypass>,
+}
+
+/// What the guard did about a container that could use GPUs that were not allocated to it.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ContainerBypass {
+    /// The pod's UID.
+    #[schema(example = "3f0c8f5e-7f5b-4a53-a0c8-4a34d0f0b6a1")]
+    pub uid: String,
+    /// The pod's namespace.
+    #[schema(example = "default")]
+    pub namespace: String,
+    /// The pod's name.
+    #[schema(example = "trainer-0")]
+    pub pod: String,
+    /// The container's name.
+    #[schema(example = "main")]
+    pub container: String,
+    /// What the guard did.
+    pub outcome: BypassOutcome,
+    /// How the container could use them.
+    #[schema(example = "NVIDIA_VISIBLE_DEVICES is \"all\"")]
+    pub detail: String,
+    /// Why the guard could not stop it, or what that does not cover.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(
+        example = "it ran before the guard: device files that it has opened stay open; delete the pod to close them"
+    )]
+    pub why: Option<String>,
+    /// When the guard did it last.
+    #[schema(format = DateTime, example = "2026-02-03T04:05:06.000Z")]
+    pub at: String,
+    /// The number of times; the kubelet retries a refused container.
+    #[schema(example = 1)]
+    pub count: u32,
+}
+
+values! {
+    /// What the guard did about a container.
+    BypassOutcome from runtime::BypassOutcome {
+        /// It could do nothing.
+        Failed = "failed",
+        /// It removed the container's access to them.
+        Stripped = "stripped",
+        /// It refused the container.
+        Denied = "denied",
+    }
+}
+
+impl ContainerBypass {
+    /// The body of what the guard did.
+    #[must_use]
+    pub fn of(bypass: &runtime::ContainerBypass) -> Self {
+        Self {
+            uid: bypass.pod_uid.clone(),
+            namespace: bypass.namespace.clone(),
+            pod: bypass.pod.clone(),
+            container: bypass.container.clone(),
+            outcome: (&bypass.outcome).into(),
+            detail: bypass.detail.clone(),
+            why: bypass.why.as_deref().map(String::from),
+            at: rfc3339(bypass.wall_ms),
+            count: bypass.count,
+        }
+    }
 }
 
 /// A process that uses a GPU without an allocation.

@@ -63,13 +63,17 @@ A process of its own beside `berth serve`, since it needs root's rights on the n
 must not end with the daemon. It shows the daemon which container got which allocation \
 before the container runs, and when the container has ended. It needs containerd or \
 CRI-O with NRI. Without it, or while it does not run, everything else works as before. \
-`guard` in the configuration file has its paths; docs/guard.md describes it.
+In the configuration file, `guard` sets its paths, and `enforce` and `bypass` set what it \
+enforces; docs/guard.md and docs/enforcement.md describe it.
   berth guard
   berth guard --config /etc/berth/config.yaml")]
     Guard {
         /// The configuration file (YAML), as for `berth serve`
         #[arg(long, env = "BERTH_CONFIG", hide_env = true, value_name = "FILE")]
         config: Option<PathBuf>,
+        /// The namespace of Berth's own pods, which the guard neither changes nor refuses
+        #[arg(long, env = "POD_NAMESPACE", hide_env = true, value_name = "NAME")]
+        own_namespace: Option<String>,
         /// Format of the log [default: text]
         #[arg(long, env = "BERTH_LOG", hide_env = true, value_enum)]
         log: Option<LogFormat>,

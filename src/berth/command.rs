@@ -48,7 +48,9 @@ fn dispatch(cli: &Cli, out: &mut Out) -> anyhow::Result<bool> {
     }
     match &cli.command {
         Command::Serve(args) => serve(args, client)?,
-        Command::Guard { config, log } => guard(config.as_deref(), *log)?,
+        Command::Guard { config, own_namespace, log } => {
+            guard(config.as_deref(), own_namespace.clone(), *log)?;
+        }
         Command::Client(command) => berth_cli::run(DaemonCommand::Client(command), client, out)?,
         Command::Policy { command } => match command {
             PolicyCommand::Client(command) => berth_cli::run(DaemonCommand::Policy(command), client, out)?,
@@ -119,19 +121,20 @@ fn start_log(config: &Config, tracing: Option<&TracingSettings>) -> anyhow::Resu
 
 /// Runs `berth guard` until SIGTERM or SIGINT. It has nothing to write at its end, but resumes the containers that it has
 /// suspended.
-fn guard(config: Option<&Path>, log: Option<LogFormat>) -> anyhow::Result<()> {
+fn guard(config: Option<&Path>, own_namespace: Option<String>, log: Option<LogFormat>) -> anyhow::Result<()> {
     exit_on_signals().context("cannot listen for signals")?;
     let config =
         Config::load(&ServeArgs { config: config.map(Path::to_owned), log, ..ServeArgs::default() })?;
     // The guard exports no traces: its calls come from the container runtime, which traces them itself.
     start_log(&config, None)?;
+    let settings = berth_guard::Settings { own_namespace, ..config.guard };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let ended = runtime.block_on(async {
         let mut terminate = signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?;
         let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for SIGINT")?;
         let_daemon_handle_signals();
         tokio::select! {
-            ended = berth_guard::run_guard(config.guard) => Ok(ended?),
+            ended = berth_guard::run_guard(settings) => Ok(ended?),
             _ = terminate.recv() => Ok(()),
             _ = interrupt.recv() => Ok(()),
         }

@@ -1,6 +1,7 @@
 //! `berth node check`: the daemon's requirements on this node, one line each, with the fix. Uses the daemon's settings
 //! and changes nothing.
 
+mod guard;
 mod host;
 mod kubelet;
 mod line;
@@ -47,6 +48,7 @@ pub fn run(args: &ServeArgs, config: &Config, out: &mut Out) -> anyhow::Result<b
     let has_gpus = lines.iter().all(|line| line.check != "GPUs" || line.level != Level::Fail);
     lines.push(stack(config, SkippedChecks { files: false, gpus: !has_gpus }));
     lines.push(api_server_line(config, api_server));
+    lines.push(guard::guard(config));
     out.answer(&lines, |lines| as_text(lines))?;
     Ok(lines.iter().all(|line| line.level != Level::Fail))
 }

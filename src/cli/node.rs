@@ -97,7 +97,10 @@ fn guard(guard: &Guard) -> String {
         (Some(_), Some(why)) => format!("not connected: {why}"),
         (Some(version), None) => {
             let runtime = or_dash(guard.runtime.as_ref());
-            format!("{version}, connected to {runtime}; {}", memory_limits(guard))
+            let action = guard.bypass_action.as_ref();
+            let action =
+                action.map_or_else(String::new, |action| format!("; bypass action: {}", action.as_str()));
+            format!("{version}, connected to {runtime}{action}; {}", memory_limits(guard))
         }
     }
 }

@@ -8,8 +8,8 @@ use crate::names::GpuIndices;
 use crate::output::Column::{self, Lines, Name, Whole};
 use crate::output::{Out, fitted, joined, or_dash, table};
 use berth_api::{
-    Bypass, BypassList, GpuList, Process, ProcessList, ProcessPod, ProcessSight, ReachingPod, Right,
-    SightState,
+    Bypass, BypassList, ContainerBypass, GpuList, Process, ProcessList, ProcessPod, ProcessSight,
+    ReachingPod, Right, SightState,
 };
 use clap::Subcommand;
 use clap_complete::engine::ArgValueCandidates;
@@ -38,7 +38,8 @@ pub(crate) fn run(command: &ProcessCommand, client: &Client, out: &mut Out) -> a
         ProcessCommand::Bypass => {
             let wide = out.wide();
             let found = client.get::<BypassList>("/bypass")?;
-            let is_empty = found.items.is_empty() && found.pods.iter().flatten().next().is_none();
+            let has_pods = found.pods.iter().flatten().next().is_some();
+            let is_empty = found.items.is_empty() && !has_pods && found.containers.is_empty();
             let empty_text = is_empty
                 .then(|| empty_text("No processes found that use a GPU without an allocation", &found.sight));
             out.list(&found, empty_text, |found| bypass(found, &GpuIndices::fetch(client), wide))
@@ -179,6 +180,22 @@ fn bypass(list: &BypassList, indices: &GpuIndices, wide: bool) -> String {
     let rows: Vec<_> = list.pods.iter().flatten().map(may).collect();
     if !rows.is_empty() {
         text += &format!("\n{}", fitted(&[("MAY REACH GPUS", Name), ("WHY", Lines)], rows));
+    }
+    let row = |bypass: &ContainerBypass| {
+        let why = bypass.why.as_ref().map_or_else(String::new, |why| format!(" ({why})"));
+        vec![
+            format!("{}/{}/{}", bypass.namespace, bypass.pod, bypass.container),
+            bypass.outcome.as_str().to_owned(),
+            bypass.count.to_string(),
+            if wide { bypass.at.clone() } else { age(&bypass.at) },
+            format!("{}{why}", bypass.detail),
+        ]
+    };
+    let rows: Vec<_> = list.containers.iter().map(row).collect();
+    if !rows.is_empty() {
+        let head =
+            [("CONTAINER", Name), ("OUTCOME", Whole), ("COUNT", Whole), ("LAST SEEN", Whole), ("WHY", Lines)];
+        text += &format!("\n{}", fitted(&head, rows));
     }
     text + &limits_of(&list.sight)
 }

@@ -6,6 +6,7 @@ use berth_kernel::drain::eviction::{EvictionMethod, EvictionOutcome, EvictionRec
 use berth_kernel::drain::marks::Drain;
 use berth_kernel::evidence::attribution::{Attributions, Bypass, pods_with_gpu_bypass};
 use berth_kernel::evidence::pods::{BypassKind, Pod, PodBypass};
+use berth_kernel::evidence::runtime::BypassOutcome;
 use berth_kernel::grants::allocation::{Allocation, Holder};
 use berth_kernel::hardware::health::HealthState;
 use berth_kernel::hardware::process::{Process, TrackedProcess};
@@ -96,13 +97,23 @@ impl PendingEvent {
                 return Some(Self::of_holder(transition, "LimitChanged", "Limit", allocation, ledger));
             }
             Transition::GrantForged(_, container) => {
-                let note = transition.describe(ledger, GpuName::IndexAndUuid);
-                let regarding = Regarding::Pod {
-                    namespace: container.namespace.clone(),
-                    name: container.pod.clone(),
-                    uid: container.pod_uid.clone(),
+                let (namespace, name, uid) = (&container.namespace, &container.pod, &container.pod_uid);
+                let regarding =
+                    Regarding::Pod { namespace: namespace.clone(), name: name.clone(), uid: uid.clone() };
+                return Some(Self::of_pod(transition, "GrantForged", "Reconcile", regarding, ledger));
+            }
+            Transition::ContainerBypass(bypass) => {
+                let reason = match bypass.outcome {
+                    BypassOutcome::Failed => "GPUBypassNotStopped",
+                    BypassOutcome::Stripped => "GPUBypassStripped",
+                    BypassOutcome::Denied => "GPUBypassDenied",
                 };
-                return Some(Self { regarding, ..Self::of_node(true, "GrantForged", "Reconcile", note) });
+                let regarding = Regarding::Pod {
+                    namespace: bypass.namespace.clone(),
+                    name: bypass.pod.clone(),
+                    uid: bypass.pod_uid.clone(),
+                };
+                return Some(Self::of_pod(transition, reason, "Guard", regarding, ledger));
             }
             Transition::GuardChanged(true) => ("GuardConnected", "Connect"),
             Transition::GuardChanged(false) => ("GuardAway", "Connect"),
@@ -147,14 +158,25 @@ impl PendingEvent {
         allocation: &Allocation,
         ledger: &Ledger,
     ) -> Self {
-        let note = transition.describe(ledger, GpuName::IndexAndUuid);
-        let event = Self::of_node(true, reason, action, note);
-        match allocation.holder.clone() {
+        let regarding = match allocation.holder.clone() {
             Holder { namespace: Some(namespace), pod: Some(name), pod_uid: Some(uid), .. } => {
-                Self { regarding: Regarding::Pod { namespace, name, uid }, ..event }
+                Regarding::Pod { namespace, name, uid }
             }
-            _ => event,
-        }
+            _ => Regarding::Node,
+        };
+        Self::of_pod(transition, reason, action, regarding, ledger)
+    }
+
+    /// A warning about a pod, as a rule.
+    fn of_pod(
+        transition: &Transition,
+        reason: &'static str,
+        action: &'static str,
+        regarding: Regarding,
+        ledger: &Ledger,
+    ) -> Self {
+        let note = transition.describe(ledger, GpuName::IndexAndUuid);
+        Self { regarding, ..Self::of_node(true, reason, action, note) }
     }
 
     /// The event of a policy.

@@ -37,9 +37,17 @@ pub fn convert_pod(pod: &ApiPod) -> Option<Pod> {
         stage: stage(pod),
         deletion_wall_ms: leaving_since(meta),
         created_wall_ms: u64::try_from(created).unwrap_or(0),
+        has_claims: has_claims(pod),
         bypass: PodBypass::most_explicit(containers.iter().filter_map(|c| bypass(c))),
         containers: containers.into_iter().map(container).collect(),
     })
+}
+
+/// Whether the pod has claims: in its spec, or made for its extended resources (KEP-5004).
+fn has_claims(pod: &ApiPod) -> bool {
+    let in_spec = pod.spec.as_ref().and_then(|spec| spec.resource_claims.as_ref());
+    let of_resources = pod.status.as_ref().and_then(|status| status.extended_resource_claim_status.as_ref());
+    in_spec.is_some_and(|claims| !claims.is_empty()) || of_resources.is_some()
 }
 
 fn labels(labels: Option<&BTreeMap<String, String>>) -> Vec<(String, String)> {
@@ -118,6 +126,18 @@ mod tests {
             },
             "status": {"phase": "Pending"},
         })
+    }
+
+    #[test]
+    fn a_pod_with_claims_is_recognized() {
+        let mut json = plain();
+        assert!(!pod(json.clone()).has_claims);
+        json["spec"]["resourceClaims"] = json!([{"name": "gpu", "resourceClaimTemplateName": "gpu"}]);
+        assert!(pod(json).has_claims);
+        let mut json = plain();
+        json["status"]["extendedResourceClaimStatus"] =
+            json!({"requestMappings": [], "resourceClaimName": "c"});
+        assert!(pod(json).has_claims, "a claim for its extended resources");
     }
 
     #[test]

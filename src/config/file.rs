@@ -6,7 +6,7 @@ use super::cdi::{CdiFile, RuntimeFile};
 use super::checks::{BadSetting, Checks, bad, in_range};
 use super::edits::EditsFile;
 use super::gpus::{GpusFile, HealthFile, ProcessesFile};
-use super::guard::{EnforceFile, GuardFile};
+use super::guard::{BypassFile, EnforceFile, GuardFile};
 use super::nvidia::args::PACKED;
 use super::tracing::TracingFile;
 use super::trusted::TrustedKeyFile;
@@ -60,6 +60,7 @@ pub struct FileConfig {
     pub(super) container_runtime: Option<RuntimeFile>,
     pub(super) guard: Option<GuardFile>,
     pub(super) enforce: Option<EnforceFile>,
+    pub(super) bypass: Option<BypassFile>,
     pub(super) rounds: Option<RoundsFile>,
     pub(super) timing: Option<TimingFile>,
     pub(super) trusted_keys: Option<Vec<TrustedKeyFile>>,
@@ -277,6 +278,7 @@ impl FileConfig {
             container_runtime: self.container_runtime.or(base.container_runtime),
             guard: self.guard.or(base.guard),
             enforce: self.enforce.or(base.enforce),
+            bypass: self.bypass.or(base.bypass),
             rounds: self.rounds.or(base.rounds),
             timing: self.timing.or(base.timing),
             trusted_keys: self.trusted_keys.or(base.trusted_keys),

@@ -1,11 +1,14 @@
 //! `guard`: the plugin of the container runtime, and the daemon's connection to it. `enforce`: what the guard holds
-//! containers to.
+//! containers to. `bypass`: what it does about containers that can use GPUs that were not allocated
+//! to them.
 
 use super::checks::Checks;
 use super::gpus::GpuSource;
 use berth_guard::{LimitSettings, Settings};
 use berth_kernel::evidence::limits::Enforcement;
+use berth_kernel::grants::bypass::{BypassAction, BypassRules};
 use serde::Deserialize;
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 /// The file's `enforce`.
@@ -34,6 +37,38 @@ impl EnforceFile {
     }
 }
 
+/// The file's `bypass`.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(super) struct BypassFile {
+    action: Option<ActionMode>,
+    exempt_namespaces: Option<BTreeSet<String>>,
+}
+
+/// `bypass.action`.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum ActionMode {
+    Report,
+    Strip,
+    Deny,
+}
+
+impl BypassFile {
+    pub(super) fn resolve(self) -> BypassRules {
+        let usual = BypassRules::default();
+        BypassRules {
+            action: match self.action {
+                None => usual.action,
+                Some(ActionMode::Report) => BypassAction::Report,
+                Some(ActionMode::Strip) => BypassAction::Strip,
+                Some(ActionMode::Deny) => BypassAction::Deny,
+            },
+            exempt_namespaces: self.exempt_namespaces.unwrap_or(usual.exempt_namespaces),
+        }
+    }
+}
+
 /// The file's `guard`.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -49,6 +84,7 @@ impl GuardFile {
         self,
         source: Option<&GpuSource>,
         enforcement: Enforcement,
+        device_plugins: PathBuf,
         checks: &mut Checks,
     ) -> Settings {
         let mut path = |setting, given: Option<PathBuf>, usual| {
@@ -59,6 +95,8 @@ impl GuardFile {
             socket: path("guard.socket", self.socket, usual.socket),
             nri_socket: path("guard.nriSocket", self.nri_socket, usual.nri_socket),
             cgroup_root: path("guard.cgroupRoot", self.cgroup_root, usual.cgroup_root),
+            device_plugins,
+            own_namespace: usual.own_namespace,
             limits: limits(source, enforcement),
         }
     }
@@ -82,6 +120,7 @@ mod tests {
     use crate::{Config, FileConfig, ServeArgs};
     use berth_guard::{LimitSettings, Settings};
     use berth_kernel::evidence::limits::Enforcement;
+    use berth_kernel::grants::bypass::{BypassAction, BypassRules};
 
     #[test]
     fn what_is_enforced_is_known_to_the_kernel_and_to_the_guard() {
@@ -110,6 +149,26 @@ mod tests {
         }
         let error = FileConfig::parse("enforce: {memory: always}").unwrap_err().to_string();
         assert!(error.contains("`auto`, `require`"), "{error}");
+    }
+
+    #[test]
+    fn bypasses_are_only_reported_by_default() {
+        let rules = |yaml| {
+            Config::merge(&ServeArgs::default(), FileConfig::parse(yaml).unwrap()).unwrap().rules.bypass
+        };
+        assert_eq!(rules(""), BypassRules::default());
+        assert_eq!(rules("").action, BypassAction::Report);
+        let given = rules("bypass: {action: deny, exemptNamespaces: [berth]}");
+        assert_eq!(
+            (given.action, given.exempt_namespaces),
+            (BypassAction::Deny, ["berth".to_owned()].into())
+        );
+        assert_eq!(
+            rules("bypass: {action: strip}").exempt_namespaces,
+            BypassRules::default().exempt_namespaces
+        );
+        let error = FileConfig::parse("bypass: {action: kill}").unwrap_err().to_string();
+        assert!(error.contains("`strip`"), "{error}");
     }
 
     #[test]

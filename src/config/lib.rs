@@ -283,6 +283,7 @@ impl Config {
         let tracing = checks.ok(file.tracing.take().unwrap_or_default().resolve(&args.tracing)).flatten();
         let trusted_keys = trusted::keys(file.trusted_keys.take(), &mut checks);
         let enforcement = file.enforce.take().unwrap_or_default().memory();
+        let bypass = file.bypass.take().unwrap_or_default().resolve();
         let labels = file.labels.take().unwrap_or_default().resolve(&mut checks);
         let stack = file::resolve_stack(
             file.stack.take().unwrap_or_default(),
@@ -290,7 +291,8 @@ impl Config {
             &mut checks,
         );
         let guard = file.guard.take().unwrap_or_default();
-        let guard = guard.resolve(gpus.as_ref().map(|gpus| &gpus.source).ok(), enforcement, &mut checks);
+        let source = gpus.as_ref().map(|gpus| &gpus.source).ok();
+        let guard = guard.resolve(source, enforcement, kubelet.device_plugins_dir.clone(), &mut checks);
         checks.finish()?;
         let name = node_name(args.node_name.clone().or(file.node_name));
         Ok(Self {
@@ -314,6 +316,7 @@ impl Config {
                 timing,
                 overcommit_percent: percent(overcommit),
                 enforcement,
+                bypass,
                 history,
                 trusted_keys,
             },

@@ -258,15 +258,23 @@ impl Config {
         let running = &self.containers.edits;
         needs.note(&["containerEdits.nvidiaDriverRoot"], &running.driver_root, &edits.driver_root);
         needs.note(&["containerEdits.nvidiaDevRoot"], &running.dev_root, &edits.dev_root);
-        // What the guard limits follows from `enforce` and the source of the GPUs.
-        let berth_guard::Settings { socket, nri_socket, cgroup_root, limits: _ } = guard;
+        // The kubelet's folder is that of the daemon, `own_namespace` is a flag, not a key of the file; what the guard limits follows from `enforce` and the source of the GPUs.
+        let berth_guard::Settings {
+            socket,
+            nri_socket,
+            cgroup_root,
+            device_plugins: _,
+            own_namespace: _,
+            limits: _,
+        } = guard;
         needs.note(&["guard"], &self.guard.socket, socket);
         needs.note(&["guard"], &self.guard.nri_socket, nri_socket);
         needs.note(&["guard"], &self.guard.cgroup_root, cgroup_root);
         let OfferSettings { resource: _, mig_strategy: _, stack: _ } = offers;
         let HealthSettings { xids: _, scan_interval: _ } = health;
         // The signatures of all known versions are checked with the keys at the start.
-        let Rules { timing: _, overcommit_percent: _, enforcement, history: _, trusted_keys } = rules;
+        let Rules { timing: _, overcommit_percent: _, enforcement, bypass: _, history: _, trusted_keys } =
+            rules;
         // The guard, a process of its own, reads it at its start.
         needs.note(&["enforce"], &self.rules.enforcement, enforcement);
         needs.note(&["trustedKeys"], &self.rules.trusted_keys, trusted_keys);
@@ -403,7 +411,7 @@ mod tests {
     }
 
     /// Each key of the file, with a value that differs from that of [`BASE`].
-    const CHANGED: [(&str, &str); 34] = [
+    const CHANGED: [(&str, &str); 35] = [
         ("nodeName", "other"),
         ("kubeletDir", "/other"),
         ("kubeletRootDir", "/other"),
@@ -433,6 +441,7 @@ mod tests {
         ("containerRuntime", "{ configFiles: [/other] }"),
         ("guard", "{ socket: /other }"),
         ("enforce", "{ memory: require }"),
+        ("bypass", "{ action: strip }"),
         ("containerEdits", "{ passDeviceSpecs: true, nvidiaDevRoot: /dev-root }"),
         ("rounds", "{ listEveryMs: 1 }"),
         ("timing", "{ retireMs: 1 }"),

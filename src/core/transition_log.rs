@@ -91,6 +91,7 @@ impl Log {
                 | Transition::LimitFailed(..)
                 | Transition::LimitChanged(..)
                 | Transition::GrantForged(..)
+                | Transition::ContainerBypass(_)
                 | Transition::StrategyChanged(_)
                 | Transition::ResourceWithdrawn(..)
                 | Transition::NodesChanged(_) => lines.push(Line::of(transition, ledger)),

@@ -1,10 +1,12 @@
 //! The cgroup of a container, which shows whether processes of it are left.
 
+use berth_proto::nri::Container;
 use std::fs;
 use std::io::{self, ErrorKind};
 use std::path::{Component, Path, PathBuf};
 
-/// Hierarchies of cgroup v1 in which a container has a cgroup of its own, whatever its limits are.
+/// Hierarchies of cgroup v1 in which a container has a cgroup of its own, whatever its limits are. The first that exists is
+/// used; `devices` comes first, since it controls access to devices.
 const V1_CONTROLLERS: [&str; 3] = ["devices", "pids", "freezer"];
 /// How many levels of cgroups below a container's own are looked into: a container may have an init system.
 const DEPTH_MAX: usize = 8;
@@ -28,28 +30,68 @@ impl ContainerCgroup {
         })
     }
 
+    /// The cgroup of a container that runs; if it cannot be found, the log has the cause.
+    pub(crate) fn of_container(container: &Container, cgroup_root: &Path) -> Option<Self> {
+        if container.pid == 0 {
+            return None;
+        }
+        let cgroup = Self::of_process(container.pid, cgroup_root);
+        cgroup
+            .inspect_err(|error| {
+                tracing::warn!(
+                    container = container.id,
+                    %error,
+                    "the cgroup of a container was not found: its memory limits cannot be set, access to its devices cannot \
+                     be denied, and processes that outlive it are not noticed; set `guard.cgroupRoot` to the folder where \
+                     the node's cgroups are mounted"
+                );
+            })
+            .ok()
+    }
+
     /// The cgroup in a process's `cgroup` file: a line for each hierarchy, `0::PATH` in v2, `N:names:PATH` in v1.
     fn find(text: &str, cgroup_root: &Path) -> Option<Self> {
-        let lines = text.lines().filter_map(|line| {
-            let mut fields = line.splitn(3, ':').skip(1);
-            Some((fields.next()?, fields.next()?))
-        });
+        let lines = || {
+            text.lines().filter_map(|line| {
+                let mut fields = line.splitn(3, ':').skip(1);
+                Some((fields.next()?, fields.next()?))
+            })
+        };
         // In a mount of cgroup v2 the hierarchy's folder is the mount itself, and in one of v1 there is one for each
         // controller.
         let is_v2 = cgroup_root.join("cgroup.controllers").exists();
-        let mut folders = lines.filter_map(|(controllers, path)| {
-            let controller = controllers.split(',').find(|name| V1_CONTROLLERS.contains(name));
-            let mount = match (is_v2, controllers, controller) {
-                (true, "", _) => cgroup_root.to_owned(),
-                (false, _, Some(controller)) => cgroup_root.join(controller),
-                _ => return None,
-            };
+        let hierarchies: Vec<(&str, PathBuf)> = match is_v2 {
+            true => vec![("", cgroup_root.to_owned())],
+            false => V1_CONTROLLERS.map(|controller| (controller, cgroup_root.join(controller))).into(),
+        };
+        // A line of v2 has no controllers.
+        let in_hierarchy = |(controller, mount): (&str, PathBuf)| {
+            let mut lines =
+                lines().filter(|(controllers, _)| controllers.split(',').any(|name| name == controller));
+            lines.next().map(|(_, path)| (mount, path))
+        };
+        let mut folders = hierarchies.into_iter().filter_map(in_hierarchy).filter_map(|(mount, path)| {
             let path = Path::new(path.strip_prefix('/')?);
             // The path of another cgroup namespace begins with `..`; the root is no container's.
             let is_below = path.components().all(|part| matches!(part, Component::Normal(_)));
             (is_below && path != Path::new("")).then(|| mount.join(path))
         });
         folders.find(|folder| folder.is_dir()).map(|path| Self { path })
+    }
+
+    /// The cgroup of a container with this id, which is this cgroup or one above it: an init system in the container moves
+    /// its first process. Runtimes name a container's cgroup by its id.
+    pub(crate) fn of_whole_container(self, id: &str) -> Self {
+        let whole = self.path.ancestors().filter(|folder| {
+            folder.file_name().is_some_and(|name| name.to_str().is_some_and(|name| name.contains(id)))
+        });
+        let whole = whole.last().map(Path::to_owned);
+        whole.map_or(self, |path| Self { path })
+    }
+
+    #[cfg(test)]
+    pub(crate) fn at(path: &Path) -> Self {
+        Self { path: path.to_owned() }
     }
 
     #[cfg(test)]
@@ -107,6 +149,24 @@ mod tests {
         let folder = v1.path().join("devices/kubepods/pod1/c1");
         fs::create_dir_all(&folder).unwrap();
         assert_eq!(ContainerCgroup::find(text, v1.path()), Some(ContainerCgroup { path: folder }));
+    }
+
+    #[test]
+    fn the_cgroup_of_a_whole_container_has_its_id() {
+        for (path, expected) in [
+            ("/c/kubepods/pod1/4711", "/c/kubepods/pod1/4711"),
+            (
+                "/c/kubepods.slice/cri-containerd-4711.scope/init.scope",
+                "/c/kubepods.slice/cri-containerd-4711.scope",
+            ),
+            ("/c/kubepods/crio-4711.scope/container", "/c/kubepods/crio-4711.scope"),
+            ("/c/kubepods/other", "/c/kubepods/other"),
+        ] {
+            assert_eq!(
+                ContainerCgroup::at(Path::new(path)).of_whole_container("4711").path(),
+                Path::new(expected)
+            );
+        }
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use crate::cgroup::ContainerCgroup;
 use berth_kernel::grants::annotation::{self, ALLOCATION_VARIABLE, GrantAnnotation};
 use berth_kernel::ids::names::{AllocationId, GpuId, PartId};
-use berth_proto::guard::{self, MemoryLimit, Tie};
+use berth_proto::guard::{self, ContainerBypass, MemoryLimit, Tie};
 use berth_proto::nri::{Container, PodSandbox};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -15,7 +15,12 @@ pub(crate) struct Containers {
     sandboxes: BTreeMap<String, String>,
     /// Containers with allocations, by id.
     containers: BTreeMap<String, Known>,
+    /// What the guard did about containers that could use GPUs that were not allocated to them, by the UID of the pod and the container's name.
+    bypasses: BTreeMap<(String, String), ContainerBypass>,
 }
+
+/// The most [`ContainerBypass`] values that are kept: more than a node has containers.
+const BYPASSES_MAX: usize = 1024;
 
 #[derive(Debug)]
 struct Known {
@@ -64,6 +69,7 @@ impl Containers {
         let has_processes = pods.iter().any(|pod| pod.pid != 0);
         let running = pods.iter().filter(|pod| !has_processes || pod.pid != 0);
         self.sandboxes = running.map(|pod| (pod.id.clone(), pod.uid.clone())).collect();
+        self.drop_bypasses_of_ended_pods();
         let pods: BTreeMap<&String, &PodSandbox> = pods.iter().map(|pod| (&pod.id, pod)).collect();
         for container in containers {
             let Some(pod) = pods.get(&container.pod_sandbox_id) else { continue };
@@ -179,6 +185,7 @@ impl Containers {
     /// A sandbox was stopped or removed, and the containers in it before. Returns whether it ran.
     pub(crate) fn end_sandbox(&mut self, id: &str) -> bool {
         let was_running = self.sandboxes.remove(id).is_some();
+        self.drop_bypasses_of_ended_pods();
         let inside = self.containers.iter().filter(|(_, known)| known.sandbox == id);
         let inside: Vec<String> = inside.map(|(id, _)| id.clone()).collect();
         for id in &inside {
@@ -199,6 +206,34 @@ impl Containers {
     /// Whether a container's processes are left although the runtime has stopped or removed it.
     pub(crate) fn has_left(&self) -> bool {
         self.containers.values().any(|known| known.outlives_its_end)
+    }
+
+    /// Records what was done about a container, in the place of what was done before. Returns whether it differs from that.
+    pub(crate) fn record_bypass(&mut self, bypass: ContainerBypass) -> bool {
+        let key = (bypass.pod_uid.clone(), bypass.container.clone());
+        let before = self.bypasses.get(&key);
+        let is_new = before.is_none_or(|before| {
+            (before.outcome, &before.details, &before.why) != (bypass.outcome, &bypass.details, &bypass.why)
+        });
+        let count = before.map_or(0, |before| before.count) + 1;
+        if self.bypasses.len() >= BYPASSES_MAX && !self.bypasses.contains_key(&key) {
+            let oldest =
+                self.bypasses.iter().min_by_key(|(_, bypass)| bypass.wall_ms).map(|(key, _)| key.clone());
+            oldest.and_then(|key| self.bypasses.remove(&key));
+        }
+        self.bypasses.insert(key, ContainerBypass { count, ..bypass });
+        is_new
+    }
+
+    /// Forgets the containers of pods whose sandbox has ended.
+    fn drop_bypasses_of_ended_pods(&mut self) {
+        let running = self.pods();
+        self.bypasses.retain(|(uid, _), _| running.contains(uid));
+    }
+
+    /// What the guard did about containers that could use GPUs that were not allocated to them.
+    pub(crate) fn bypasses(&self) -> Vec<ContainerBypass> {
+        self.bypasses.values().cloned().collect()
     }
 
     /// UIDs of the pods whose sandbox runs.
@@ -270,7 +305,7 @@ impl Grants {
 }
 
 /// Whether a container may use all devices of the node, as privileged ones may.
-fn is_privileged(container: &Container) -> bool {
+pub(crate) fn is_privileged(container: &Container) -> bool {
     let resources = container.linux.as_ref().and_then(|linux| linux.resources.as_ref());
     let rules = resources.into_iter().flat_map(|resources| &resources.devices);
     let is_all = |access: &str| ['r', 'w', 'm'].iter().all(|right| access.contains(*right));

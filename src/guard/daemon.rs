@@ -5,19 +5,23 @@ use crate::link::{Link, Published, is_of_trusted_user};
 use berth_core::keeper::CommandError;
 use berth_core::{GuardDriverState, GuardDriverUse, KernelHandle, next_beat};
 use berth_kernel::evidence::limits::{LimitReading, LimitState, LimitSupport, MemoryLimit};
-use berth_kernel::evidence::pods::{PodsView, Stage};
-use berth_kernel::evidence::runtime::{RuntimeContainer, RuntimeView, Tie};
+use berth_kernel::evidence::pods::{BypassKind, Pod, PodsView, Stage};
+use berth_kernel::evidence::runtime::{self, BypassOutcome, RuntimeContainer, RuntimeView, Tie};
+use berth_kernel::grants::bypass::BypassAction;
 use berth_kernel::ids::names::{AllocationId, GpuId};
 use berth_kernel::node::command::Command;
 use berth_kernel::node::ledger::Ledger;
-use berth_proto::guard::{self, Container, Daemon, PodDeletions, Status, Update};
+use berth_kernel::sharing::part_state::PartState;
+use berth_proto::guard::{
+    self, BypassRules, Container, ContainerBypass, Daemon, PartDeviceNode, PodDeletions, Status, Update,
+};
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::UnixStream;
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 /// Interval of attempts to connect: a node may have no guard.
 const RETRY_INTERVAL: Duration = Duration::from_secs(10);
@@ -25,6 +29,8 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(10);
 const FIRST_RETRY: Duration = Duration::from_millis(200);
 /// A connection that lasted this long had no problem of its own.
 const LASTED: Duration = Duration::from_secs(10);
+/// The longest wait for a guard that is asked once.
+const ANSWER_MAX: Duration = Duration::from_secs(2);
 /// The wait before a view is sent again to a keeper that was busy.
 const BUSY_RETRY: Duration = Duration::from_millis(200);
 
@@ -39,6 +45,23 @@ pub struct GuardStatus {
     pub runtime: String,
     /// Why it is not connected.
     pub why: String,
+}
+
+/// Reads the status and the view of the guard at this socket.
+///
+/// # Errors
+/// The text says what to do.
+pub async fn query(socket: &Path) -> Result<(GuardStatus, RuntimeView), String> {
+    let answer = async {
+        let mut link = connect(socket).await?;
+        link.receive::<Update>().await?.ok_or_else(|| io::Error::from(ErrorKind::UnexpectedEof))
+    };
+    let answer =
+        timeout(ANSWER_MAX, answer).await.map_err(|_| io::Error::from(ErrorKind::TimedOut)).flatten();
+    let update = answer.map_err(|error| not_connected(socket, &error))?;
+    let mut shown = Published::default();
+    shown.apply(update);
+    Ok((status_of(&shown), view_of(&shown)))
 }
 
 /// Follows the guard at this socket, until the keeper ends. `has_pods_source`: whether a source that shows deletions is
@@ -133,13 +156,17 @@ impl Following<'_> {
         let mut sent = None;
         loop {
             let is_driver_released = *released.borrow_and_update();
-            let known = deletions.of(&ledger.borrow_and_update());
+            let (known, bypass) = {
+                let ledger = ledger.borrow_and_update();
+                (deletions.of(&ledger), bypass_rules(&ledger))
+            };
             let message = Daemon {
+                bypass: Some(bypass),
                 deletions: known.unwrap_or(PodDeletions::Some).into(),
                 is_driver_released,
                 are_deletions_unknown_yet: known.is_none(),
             };
-            if sent != Some(message) {
+            if sent.as_ref() != Some(&message) {
                 link.send(&message).await?;
                 sent = Some(message);
             }
@@ -192,14 +219,18 @@ impl Following<'_> {
     }
 }
 
-fn report(status: &watch::Sender<GuardStatus>, shown: &Published) {
+fn status_of(shown: &Published) -> GuardStatus {
     let from = &shown.status;
-    let now = GuardStatus {
+    GuardStatus {
         is_connected: from.is_connected,
         version: from.version.clone(),
         runtime: [from.runtime.as_str(), from.runtime_version.as_str()].join(" ").trim().to_owned(),
         why: from.why.clone(),
-    };
+    }
+}
+
+fn report(status: &watch::Sender<GuardStatus>, shown: &Published) {
+    let now = status_of(shown);
     let was_connected = status.borrow().is_connected;
     if now.is_connected && !was_connected {
         tracing::info!(
@@ -256,6 +287,12 @@ fn view_of(shown: &Published) -> RuntimeView {
         guard_run: shown.status.run,
         pods: shown.pods.clone(),
         limit_support: limit_support(&shown.status),
+        bypass_action: shown.status.bypass_action.map(|_| match shown.status.bypass_action() {
+            guard::BypassAction::Report => BypassAction::Report,
+            guard::BypassAction::Strip => BypassAction::Strip,
+            guard::BypassAction::Deny => BypassAction::Deny,
+        }),
+        container_bypasses: shown.bypasses.iter().map(container_bypass).collect(),
         ..RuntimeView::default()
     };
     for container in shown.containers.values() {
@@ -267,6 +304,24 @@ fn view_of(shown: &Published) -> RuntimeView {
         }
     }
     view
+}
+
+fn container_bypass(bypass: &ContainerBypass) -> Arc<runtime::ContainerBypass> {
+    Arc::new(runtime::ContainerBypass {
+        namespace: bypass.namespace.clone(),
+        pod: bypass.pod.clone(),
+        pod_uid: bypass.pod_uid.clone(),
+        container: bypass.container.clone(),
+        outcome: match bypass.outcome() {
+            guard::BypassOutcome::Failed => BypassOutcome::Failed,
+            guard::BypassOutcome::Stripped => BypassOutcome::Stripped,
+            guard::BypassOutcome::Denied => BypassOutcome::Denied,
+        },
+        detail: bypass.details.join("; "),
+        why: reason(&bypass.why),
+        wall_ms: bypass.wall_ms,
+        count: bypass.count,
+    })
 }
 
 fn runtime_container(container: &Container, tie: Tie) -> RuntimeContainer {
@@ -322,6 +377,36 @@ fn reason(text: &str) -> Option<Arc<str>> {
     (!text.is_empty()).then(|| text.into())
 }
 
+/// What the guard does about containers that can use GPUs that were not allocated to them. Without an action it needs
+/// nothing else.
+fn bypass_rules(ledger: &Ledger) -> BypassRules {
+    let rules = &ledger.rules.bypass;
+    if rules.action == BypassAction::Report {
+        return BypassRules::default();
+    }
+    let named = |pod: &&Arc<Pod>| {
+        let kind = pod.bypass.as_ref().map(|bypass| bypass.kind);
+        matches!(kind, Some(BypassKind::NamesGpus | BypassKind::ImportsVariables))
+    };
+    let pods = || ledger.pods.iter().flat_map(|view| view.pods.values());
+    let minor = |state: &Arc<PartState>| {
+        Some(PartDeviceNode { part: state.part.id.to_string(), minor: state.part.minor? })
+    };
+    BypassRules {
+        action: match rules.action {
+            BypassAction::Report => guard::BypassAction::Report,
+            BypassAction::Strip => guard::BypassAction::Strip,
+            BypassAction::Deny => guard::BypassAction::Deny,
+        }
+        .into(),
+        exempt_namespaces: rules.exempt_namespaces.iter().cloned().collect(),
+        pods_setting_visible_devices: pods().filter(named).map(|pod| pod.uid.clone()).collect(),
+        pods_with_claims: pods().filter(|pod| pod.has_claims).map(|pod| pod.uid.clone()).collect(),
+        resources: ledger.resources().iter().map(ToString::to_string).collect(),
+        parts: ledger.parts.values().filter_map(minor).collect(),
+    }
+}
+
 /// Whether pods of this node are being deleted, by the ledger's view of pods.
 struct Deletions {
     view: Option<Arc<PodsView>>,
@@ -375,6 +460,7 @@ mod tests {
             created_wall_ms: 0,
             containers: Vec::new(),
             bypass: None,
+            has_claims: false,
         };
         let mut view = PodsView::empty(PodsSource::ApiServer);
         view.current = is_current;

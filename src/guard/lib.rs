@@ -10,13 +10,17 @@
 //!     cgroup        the cgroup of a container
 //!     limiter     their memory limits
 //!     suspended     a process that waits for its limits
+//!     bypass      containers that can use GPUs that were not allocated to them
+//!     device_filter  device nodes to which a cgroup is denied access
 //!     state       what is known of all of them
 //!     process     puts these together  ──── link ────────────┘
 //! ```
 
+mod bypass;
 mod cgroup;
 mod containers;
 mod daemon;
+mod device_filter;
 mod frame;
 mod limiter;
 mod link;
@@ -28,7 +32,7 @@ mod state;
 mod suspended;
 
 pub use berth_proto::nri;
-pub use daemon::{GuardStatus, follow};
+pub use daemon::{GuardStatus, follow, query};
 pub use frame::FrameError;
 pub use plugin::{ContainerEvent, Plugin, Refusal, RuntimeInfo};
 pub use process::{GuardError, run as run_guard};

@@ -1,7 +1,9 @@
 //! The socket between guard and daemon: messages of `proto/guard_v1.proto`, each with its length before it. The guard
 //! listens, since its connection to the runtime must outlive restarts of the daemon.
 
-use berth_proto::guard::{Container, Daemon, PodDeletions, Status, Update};
+use berth_proto::guard::{
+    BypassRules, Container, ContainerBypass, ContainerBypasses, Daemon, PodDeletions, Status, Update,
+};
 use bytes::{Bytes, BytesMut};
 use futures_util::{SinkExt as _, StreamExt as _};
 use prost::Message;
@@ -31,6 +33,8 @@ pub(crate) struct Published {
     pub(crate) pods: BTreeSet<String>,
     /// Containers with allocations, by id.
     pub(crate) containers: BTreeMap<String, Arc<Container>>,
+    /// What the guard did about containers that could use GPUs that were not allocated to them.
+    pub(crate) bypasses: Vec<ContainerBypass>,
 }
 
 impl Published {
@@ -51,6 +55,8 @@ impl Published {
             removed_containers: removed.cloned().collect(),
             pods: self.pods.difference(&before.pods).cloned().collect(),
             removed_pods: before.pods.difference(&self.pods).cloned().collect(),
+            container_bypasses: (self.bypasses != before.bypasses)
+                .then(|| ContainerBypasses { containers: self.bypasses.clone() }),
         }
     }
 
@@ -61,6 +67,9 @@ impl Published {
         }
         if let Some(status) = update.status {
             self.status = status;
+        }
+        if let Some(ContainerBypasses { containers }) = update.container_bypasses {
+            self.bypasses = containers;
         }
         self.pods.retain(|uid| !update.removed_pods.contains(uid));
         self.pods.extend(update.pods);
@@ -77,11 +86,18 @@ pub(crate) struct DaemonMessages {
     pub(crate) deletions: watch::Sender<Option<PodDeletions>>,
     /// Whether the driver was released; it stays so while the daemon is away.
     pub(crate) is_driver_released: watch::Sender<bool>,
+    /// What is done about containers that can use GPUs that were not allocated to them; it stays so while the daemon is
+    /// away. `None` until a daemon has sent it.
+    pub(crate) bypass: watch::Sender<Option<Arc<BypassRules>>>,
 }
 
 impl Default for DaemonMessages {
     fn default() -> Self {
-        Self { deletions: watch::Sender::new(None), is_driver_released: watch::Sender::new(false) }
+        Self {
+            deletions: watch::Sender::new(None),
+            is_driver_released: watch::Sender::new(false),
+            bypass: watch::Sender::new(None),
+        }
     }
 }
 
@@ -177,6 +193,11 @@ async fn serve_daemon(
         tokio::select! {
             received = link.receive::<Daemon>() => match received? {
                 Some(daemon) => {
+                    // Before the deletions, which let the guard register: it sees containers from then on. A daemon of an
+                    // older release sends none.
+                    if let Some(rules) = &daemon.bypass {
+                        messages.bypass.send_replace(Some(Arc::new(rules.clone())));
+                    }
                     let known = (!daemon.are_deletions_unknown_yet).then(|| daemon.deletions());
                     messages.deletions.send_replace(known);
                     messages.is_driver_released.send_replace(daemon.is_driver_released);
@@ -216,6 +237,10 @@ mod tests {
                 .iter()
                 .map(|(id, pod)| ((*id).to_owned(), Arc::new(container(id, pod))))
                 .collect(),
+            bypasses: vec![ContainerBypass {
+                count: u32::try_from(run).unwrap(),
+                ..ContainerBypass::default()
+            }],
         }
     }
 
@@ -271,6 +296,7 @@ mod tests {
             deletions: PodDeletions::Some.into(),
             is_driver_released: true,
             are_deletions_unknown_yet: false,
+            bypass: None,
         };
         link.send(&messages).await.unwrap();
         known.wait_for(|said| *said == Some(PodDeletions::Some)).await.unwrap();

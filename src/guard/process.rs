@@ -1,5 +1,6 @@
 //! The process `berth guard`: a plugin of the container runtime that keeps what the runtime shows for the daemon.
 
+use crate::bypass::BypassGuard;
 use crate::cgroup::ContainerCgroup;
 use crate::limiter::Limiter;
 use crate::link::{self, DaemonMessages};
@@ -11,6 +12,7 @@ use berth_proto::guard::PodDeletions;
 use berth_proto::nri::{Container, ContainerAdjustment, Event, PodSandbox};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
+use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder, File, Permissions};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
@@ -60,11 +62,20 @@ pub async fn run(settings: Settings) -> Result<(), GuardError> {
     limiter.resume_left();
     let messages = DaemonMessages::default();
     let (deletions, released) = (messages.deletions.subscribe(), messages.is_driver_released.subscribe());
+    let rules = messages.bypass.subscribe();
+    let bypass = Arc::new(BypassGuard::new(&settings, Arc::clone(&guard), rules));
+    let plugin = Registered {
+        settings: settings.clone(),
+        guard: Arc::clone(&guard),
+        limiter: Arc::clone(&limiter),
+        bypass: Arc::clone(&bypass),
+    };
     tracing::info!(socket = %settings.socket.display(), "the guard listens for the daemon");
     tokio::join!(
         link::serve(listener, guard.published.subscribe(), messages),
-        keep_session(&settings, &guard, &limiter, deletions),
+        keep_session(plugin, deletions),
         limiter.run(released),
+        bypass.run(),
         sweep(&guard),
     );
     Ok(())
@@ -103,30 +114,19 @@ fn bind(path: &Path) -> io::Result<UnixListener> {
 }
 
 /// Registers with the runtime, again after each end of a session.
-async fn keep_session(
-    settings: &Settings,
-    guard: &Arc<GuardState>,
-    limiter: &Arc<Limiter>,
-    mut deletions: watch::Receiver<Option<PodDeletions>>,
-) {
+async fn keep_session(mut plugin: Registered, mut deletions: watch::Receiver<Option<PodDeletions>>) {
+    let (guard, nri_socket) = (Arc::clone(&plugin.guard), plugin.settings.nri_socket.clone());
     let mut retries = RETRIES.iter();
     loop {
-        limiter.wait_until_none_is_suspended().await;
-        wait_for_safe_registration(guard, &mut deletions).await;
+        plugin.limiter.wait_until_none_is_suspended().await;
+        wait_for_safe_registration(&guard, &mut deletions).await;
         let began = Instant::now();
-        let why = match UnixStream::connect(&settings.nri_socket).await {
-            Ok(socket) => {
-                let mut plugin = Registered {
-                    settings: settings.clone(),
-                    guard: Arc::clone(guard),
-                    limiter: Arc::clone(limiter),
-                };
-                match session::run(socket, &mut plugin).await {
-                    Ok(()) => "the container runtime closed the connection".to_owned(),
-                    Err(error) => error.to_string(),
-                }
-            }
-            Err(error) => no_socket(&settings.nri_socket, &error),
+        let why = match UnixStream::connect(&nri_socket).await {
+            Ok(socket) => match session::run(socket, &mut plugin).await {
+                Ok(()) => "the container runtime closed the connection".to_owned(),
+                Err(error) => error.to_string(),
+            },
+            Err(error) => no_socket(&nri_socket, &error),
         };
         guard.set_unconnected(why);
         if began.elapsed() >= LASTED {
@@ -196,28 +196,29 @@ async fn sweep(guard: &GuardState) {
     }
 }
 
-/// The plugin of one session.
+/// The plugin of the runtime.
 struct Registered {
     settings: Settings,
     guard: Arc<GuardState>,
     limiter: Arc<Limiter>,
+    bypass: Arc<BypassGuard>,
 }
 
 impl Registered {
-    /// The cgroup of a container that runs.
     fn cgroup_of(&self, container: &Container) -> Option<ContainerCgroup> {
-        if container.pid == 0 {
-            return None;
-        }
-        let cgroup = ContainerCgroup::of_process(container.pid, &self.settings.cgroup_root);
-        cgroup.inspect_err(|error| {
-            tracing::warn!(
-                container = container.id,
-                %error,
-                "the cgroup of a container cannot be found, so that its memory limits cannot be set, and processes that outlive it will not be noticed"
-            );
-        })
-        .ok()
+        ContainerCgroup::of_container(container, &self.settings.cgroup_root)
+    }
+
+    /// Judges the containers that the runtime shows, after the answer to it, which has to come within two seconds.
+    fn judge_running(&self, pods: &[PodSandbox], containers: &[Container]) {
+        let pods: BTreeMap<&String, &PodSandbox> = pods.iter().map(|pod| (&pod.id, pod)).collect();
+        let with_pod = |container: &Container| {
+            let pod = *pods.get(&container.pod_sandbox_id)?;
+            Some((pod.clone(), container.clone()))
+        };
+        let all: Vec<_> = containers.iter().filter_map(with_pod).collect();
+        let bypass = Arc::clone(&self.bypass);
+        tokio::spawn(async move { bypass.judge_all_running(all).await });
     }
 }
 
@@ -243,6 +244,7 @@ impl Plugin for Registered {
         self.guard.set_status(|status| (status.is_connected, status.why) = (true, String::new()));
         // Those that were started while no guard was connected have no limits yet.
         self.limiter.wake();
+        self.judge_running(&pods, &containers);
         tracing::info!(
             pods = pods.len(),
             containers = containers.len(),
@@ -256,11 +258,18 @@ impl Plugin for Registered {
         container: Container,
     ) -> Result<ContainerAdjustment, Refusal> {
         self.guard.update(|known| known.create(&pod, &container));
-        Ok(ContainerAdjustment::default())
+        let adjusted = self.bypass.create(&pod, &container).await;
+        if adjusted.is_err() {
+            // The runtime sends no end of a container that it has not created.
+            self.guard.update(|known| known.end(&container.id));
+        }
+        adjusted
     }
 
-    async fn start_container(&mut self, _: PodSandbox, container: Container) -> Result<(), Refusal> {
-        if !self.guard.containers.lock().is_known(&container.id) {
+    async fn start_container(&mut self, pod: PodSandbox, container: Container) -> Result<(), Refusal> {
+        let is_known = self.guard.containers.lock().is_known(&container.id);
+        self.bypass.start(&pod, &container).await;
+        if !is_known {
             return Ok(());
         }
         let starting = self.limiter.mark_starting(&container.id);
@@ -284,6 +293,9 @@ impl Plugin for Registered {
 
     async fn observe(&mut self, event: ContainerEvent) {
         let ContainerEvent { event, pod, container } = event;
+        if let (Event::StopContainer | Event::RemoveContainer, Some(container)) = (event, &container) {
+            self.bypass.end(&container.id);
+        }
         self.guard.update(|known| match event {
             Event::StopPodSandbox | Event::RemovePodSandbox => known.end_sandbox(&pod.id),
             Event::StopContainer | Event::RemoveContainer => {
@@ -376,6 +388,8 @@ mod tests {
             socket: path("guard.sock"),
             nri_socket: path("nri.sock"),
             cgroup_root: path("cgroup"),
+            device_plugins: path("device-plugins"),
+            own_namespace: None,
             limits: LimitSettings::Off,
         };
         let nri = UnixListener::bind(&settings.nri_socket).unwrap();

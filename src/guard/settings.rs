@@ -11,6 +11,10 @@ pub struct Settings {
     pub nri_socket: PathBuf,
     /// Where the cgroups of the node are mounted: cgroup v2, or the folder of v1's hierarchies.
     pub cgroup_root: PathBuf,
+    /// The kubelet's folder `device-plugins`, in which it keeps what device plugins gave each container.
+    pub device_plugins: PathBuf,
+    /// The namespace of Berth's own pods, which the guard neither changes nor refuses.
+    pub own_namespace: Option<String>,
     /// Whether and how the memory of containers is limited.
     pub limits: LimitSettings,
 }
@@ -42,6 +46,8 @@ impl Default for Settings {
             socket: "/run/berth-guard/guard.sock".into(),
             nri_socket: "/var/run/nri/nri.sock".into(),
             cgroup_root: "/sys/fs/cgroup".into(),
+            own_namespace: None,
+            device_plugins: "/var/lib/kubelet/device-plugins".into(),
             limits: LimitSettings::Nvml { library: None, driver_root: "/".into(), is_required: false },
         }
     }

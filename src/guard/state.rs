@@ -59,7 +59,12 @@ impl GuardState {
         }
         let mut status = self.published.borrow().status.clone();
         change(&mut status);
-        let now = Published { status, pods: containers.pods(), containers: containers.shown() };
+        let now = Published {
+            status,
+            pods: containers.pods(),
+            containers: containers.shown(),
+            bypasses: containers.bypasses(),
+        };
         self.published.send_if_modified(|published| {
             let is_new = **published != now;
             if is_new {

@@ -11,6 +11,9 @@ use super::socket_path::permission_advice;
 use super::wire::v1beta1::ContainerAllocateResponse;
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use berth_kernel::evidence::kubelet_view::CheckpointEntry;
+use berth_kernel::evidence::pods::{PodBypass, VISIBLE_DEVICES};
+use berth_kernel::grants::annotation::{self, GrantAnnotation};
+use berth_kernel::grants::bypass::{Allocated, cdi_devices, is_gpu};
 use berth_kernel::ids::names::{AllocationId, DeviceId, Resource};
 use prost::Message;
 use rustix::fs::{Mode, OFlags};
@@ -101,9 +104,7 @@ pub fn read(folder: &Path, resources: Option<&BTreeSet<Resource>>) -> Result<Che
     let (bytes, file) = read_file(&path)?;
     let format_error =
         |detail: &str| CheckpointError::Format { path: path.clone(), detail: detail.to_owned() };
-    // serde_json's messages contain field names, so only the position is kept.
-    let parsed: Document<'_> = serde_json::from_slice(&bytes)
-        .map_err(|error| format_error(&format!("line {}, column {}", error.line(), error.column())))?;
+    let parsed = Document::parse(&path, &bytes)?;
     let mut entries = Vec::new();
     let mut foreign = 0;
     for raw in parsed.data.pod_device_entries.unwrap_or_default() {
@@ -124,6 +125,53 @@ pub fn read(folder: &Path, resources: Option<&BTreeSet<Resource>>) -> Result<Che
         }
     }
     Ok(Checkpoint { entries, foreign, file })
+}
+
+/// What device plugins gave a container, of all resources.
+///
+/// # Errors
+/// As [`read`], and if a response cannot be decoded; a checkpoint that does not exist gives nothing.
+pub fn allocated_to(folder: &Path, pod_uid: &str, container: &str) -> Result<Allocated, CheckpointError> {
+    let path = folder.join(CHECKPOINT_FILE);
+    let bytes = match read_file(&path) {
+        Ok((bytes, _)) => bytes,
+        Err(CheckpointError::Missing { .. }) => return Ok(Allocated::default()),
+        Err(error) => return Err(error),
+    };
+    let parsed = Document::parse(&path, &bytes)?;
+    let mut allocated = Allocated::default();
+    for raw in parsed.data.pod_device_entries.unwrap_or_default() {
+        if raw.pod_uid == pod_uid && raw.container_name == container {
+            let response = raw.response().ok_or_else(|| CheckpointError::Format {
+                path: path.clone(),
+                detail: format!("AllocResp of {} for container {container}", raw.resource_name),
+            })?;
+            add_response(&mut allocated, response);
+        }
+    }
+    Ok(allocated)
+}
+
+/// Adds what one plugin gave.
+fn add_response(allocated: &mut Allocated, response: ContainerAllocateResponse) {
+    let grants = response.annotations.iter().filter(|(key, _)| annotation::is_key(key));
+    let granted = grants.filter_map(|(_, value)| GrantAnnotation::parse(value).ok());
+    let parts: Vec<_> = granted.flat_map(|grant| grant.parts).map(|(part, _)| part).collect();
+    let visible = response.envs.get(VISIBLE_DEVICES).cloned();
+    let mounts: Vec<_> = response.mounts.into_iter().map(|mount| mount.container_path).collect();
+    let mut cdi: Vec<_> = response.cdi_devices.into_iter().map(|device| device.name).collect();
+    cdi.extend(cdi_devices(response.annotations.iter().map(|(key, value)| (key.as_str(), value.as_str()))));
+    // The resources of a network card, for example, give no GPU.
+    let gives_gpus = visible.is_some()
+        || mounts.iter().any(|target| PodBypass::mounts_gpus(target))
+        || response.devices.iter().any(|node| node.host_path.contains("/nvidia"))
+        || cdi.iter().any(|name| is_gpu(name));
+    // An older release of Berth has no parts in its response.
+    allocated.has_unknown_gpus |= parts.is_empty() && gives_gpus;
+    allocated.parts.extend(parts);
+    allocated.visible_devices.extend(visible);
+    allocated.mounts.extend(mounts);
+    allocated.cdi_devices.extend(cdi);
 }
 
 /// The ids of the healthy devices of `resource` that its newest plugin listed, and the file that has them; `None` if
@@ -186,6 +234,16 @@ struct Document<'a> {
     data: Data<'a>,
 }
 
+impl<'a> Document<'a> {
+    /// serde_json's messages contain field names, so only the position is kept.
+    fn parse(path: &Path, bytes: &'a [u8]) -> Result<Self, CheckpointError> {
+        serde_json::from_slice(bytes).map_err(|error| CheckpointError::Format {
+            path: path.to_owned(),
+            detail: format!("line {}, column {}", error.line(), error.column()),
+        })
+    }
+}
+
 #[derive(Deserialize)]
 struct Data<'a> {
     /// Go writes `null` for none.
@@ -206,6 +264,14 @@ struct RawEntry<'a> {
     device_ids: &'a RawValue,
     #[serde(rename = "AllocResp", borrow)]
     alloc_resp: Option<&'a RawValue>,
+}
+
+impl RawEntry<'_> {
+    /// The plugin's response; `None` if it is not one.
+    fn response(&self) -> Option<ContainerAllocateResponse> {
+        let text: String = serde_json::from_str(self.alloc_resp?.get()).ok()?;
+        ContainerAllocateResponse::decode(&*STANDARD.decode(text).ok()?).ok()
+    }
 }
 
 /// Parses an entry of Berth's resources; `None` if Berth cannot have listed its ids.
@@ -231,9 +297,7 @@ fn parse_entry(raw: &RawEntry<'_>, resource: Resource) -> Result<Option<Checkpoi
 
 /// The allocation id in the response's environment; `None` for another plugin's response.
 fn allocation_id(raw: &RawEntry<'_>, resource: &Resource) -> Option<AllocationId> {
-    let text: String = serde_json::from_str(raw.alloc_resp?.get()).ok()?;
-    let bytes = STANDARD.decode(text).ok()?;
-    let response = ContainerAllocateResponse::decode(&*bytes).ok()?;
+    let response = raw.response()?;
     let id = response.envs.get(&allocation_key(resource))?;
     AllocationId::parse(id).ok()
 }

@@ -131,6 +131,7 @@ fn waiting_pod(
         created_wall_ms: 0,
         containers,
         bypass: None,
+        has_claims: false,
     }
 }
 

@@ -24,6 +24,9 @@ use berth_kernel::sharing::part_state::{Device, PartState, Taken};
 /// offered.
 const BASELINE_RESOURCE: &str = "baseline.resource";
 
+/// The attribute that says whether the guard can limit the memory of a share of a part at present: `memoryLimits` or `none`.
+const MEMORY_ENFORCER: &str = "enforce.memory";
+
 /// The parts and devices behind the indices of a node.
 #[derive(PartialEq, Eq)]
 pub(super) struct Indices {
@@ -98,6 +101,8 @@ impl View {
             let mut part = view.part_to_wit(ledger, state, now);
             let resource = baseline.resource(&state.part.id);
             part.attributes.extend(resource.map(|resource| attribute(BASELINE_RESOURCE, resource)));
+            let enforcer = if ledger.why_not_limitable(state).is_none() { "memoryLimits" } else { "none" };
+            part.attributes.push(attribute(MEMORY_ENFORCER, &enforcer));
             view.context.node.parts.push(part);
             view.add_devices(ledger, index, state);
         }

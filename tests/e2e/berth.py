@@ -206,9 +206,17 @@ class Berth:
             raise TestError(f"{command}: exit {code}, and 1 was expected: {said.strip()[-800:]}")
         return said
 
-    def guard(self, log: Path) -> process.Process:
-        """`berth guard` with the settings of this daemon."""
-        return process.Process("berth guard", [self._binary, "guard", "--config", _CONFIG], log, self.fake.environment)
+    def guard(self, log: Path, drivers: Path | None = None) -> process.Process:
+        """`berth guard` with the settings of this daemon. `drivers`: what it sees as the kernel's list, /proc/devices."""
+        args = [self._binary, "guard", "--config", _CONFIG]
+        if drivers is not None:
+            script = f'mount --bind {drivers} /proc/devices && exec "$@"'
+            args = ["unshare", "--mount", "--propagation", "slave", "sh", "-c", script, "sh", *args]
+        return process.Process("berth guard", args, log, self.fake.environment)
+
+    def container_bypasses(self) -> dict[tuple[str, str], dict]:
+        """What the guard did, by pod and container."""
+        return {(one["pod"], one["container"]): one for one in self._get("/api/v1/bypass").get("containers", [])}
 
     def limits(self, allocation: str) -> dict:
         """The limits of an allocation, and who enforces them, as the API shows it."""

@@ -106,8 +106,9 @@ class ControlPlane:
             f"--service-account-key-file={_CERTIFICATE}",
             f"--service-account-signing-key-file={_KEY}",
             "--service-cluster-ip-range=10.96.0.0/24",
+            "--allow-privileged",
             # Most pods of this test need no service account.
-            *(["--allow-privileged"] if service_accounts else ["--disable-admission-plugins=ServiceAccount"]),
+            *([] if service_accounts else ["--disable-admission-plugins=ServiceAccount"]),
         )
         client = (f"--kubeconfig={self.kubeconfig}", "--leader-elect=false", "--secure-port=0")
         self._controllers = program(

@@ -59,6 +59,11 @@ class FakeGpus:
             self._state["memory_limits"] = controller
         self._write()
 
+    def minor(self, index: int, minor: int) -> None:
+        """Gives a GPU's device node that minor number."""
+        self._state["gpus"][index]["minor"] = minor
+        self._write()
+
     def faults(self, *faults: dict) -> None:
         """Lets calls of the driver be slow, hang or fail."""
         self._state["faults"] = list(faults)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from datetime import datetime
+from pathlib import Path
 
 from bench import RELEASE_SECONDS_WITH_API_SERVER, Bench
 from berth import Setup
@@ -200,8 +201,8 @@ def _kubelet_settles(bench: Bench) -> None:
     time.sleep(max(0.0, max(SOCKET.stat().st_ctime, berth) + KUBELET_SECONDS - time.time()))
 
 
-def start_guard(bench: Bench) -> None:
-    guard = bench.berth.guard(bench.logs / "guard.log")
+def start_guard(bench: Bench, drivers: Path | None = None) -> None:
+    guard = bench.berth.guard(bench.logs / "guard.log", drivers)
     guard.start()
     bench.shared = guard
     bench.at_end.append(guard.stop)

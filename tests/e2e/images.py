@@ -1,4 +1,4 @@
-"""The two images of the test, made by hand, so that no registry is asked for anything.
+"""The images of the test, made by hand, so that no registry is asked for anything.
 
 A docker-archive is a tar with `manifest.json`, one config and one tar a layer;
 `ctr images import` reads it.
@@ -18,6 +18,8 @@ from places import HERE
 from say import TestError
 
 BUSYBOX = "berth.invalid/e2e/busybox:1"
+#: As NVIDIA's images of CUDA do, it sets the variable by which NVIDIA's runtime selects GPUs.
+NAMES_GPUS = "berth.invalid/e2e/names-gpus:1"
 PAUSE = "berth.invalid/e2e/pause:1"
 
 _BUSYBOX_BINARY = Path("/bin/busybox")
@@ -25,16 +27,21 @@ _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
 def build(folder: Path) -> list[Path]:
-    """Builds both archives into `folder` and returns their paths. It takes under a second, so nothing is kept."""
-    return [_build_busybox(folder), _build_pause(folder)]
+    """Builds the archives into `folder` and returns their paths. It takes under a second, so nothing is kept."""
+    sets_visible_devices = ["PATH=/bin", "NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_REQUIRE_CUDA=cuda>=12.0"]
+    return [
+        _build_busybox(folder / "busybox.tar", BUSYBOX, ["PATH=/bin"]),
+        _build_busybox(folder / "names-gpus.tar", NAMES_GPUS, sets_visible_devices),
+        _build_pause(folder),
+    ]
 
 
-def _build_busybox(folder: Path) -> Path:
+def _build_busybox(path: Path, name: str, environment: list[str]) -> Path:
     binary = _BUSYBOX_BINARY.read_bytes()
     applets = process.run([_BUSYBOX_BINARY, "--list"], "list busybox's applets").split()
     links = {f"bin/{name}": "busybox" for name in applets if name != "busybox"}
     layer = _tar(files={"bin/busybox": binary}, links=links, folders=["bin", "tmp"])
-    return _archive(folder / "busybox.tar", BUSYBOX, layer, {"Cmd": ["/bin/sh"], "Env": ["PATH=/bin"]})
+    return _archive(path, name, layer, {"Cmd": ["/bin/sh"], "Env": environment})
 
 
 def _build_pause(folder: Path) -> Path:

@@ -22,6 +22,8 @@ PACKAGES = {
     "openssl": "/usr/bin/openssl",
 }
 
+#: Where the hierarchies of cgroup v1 are mounted, if there are any.
+CGROUP1 = Path("/sys/fs/cgroup")
 #: Where cgroup v2 is mounted: on a machine with both versions it has no controllers, but the containers' cgroups.
 CGROUP2 = next(
     (root for root in map(Path, ("/sys/fs/cgroup", "/sys/fs/cgroup/unified")) if (root / "cgroup.controllers").exists()),

@@ -44,21 +44,35 @@ exit $code
 
 
 class Container:
-    """One container: its name, the extended resources that it asks for, shell lines to run before its heartbeat, and
-    variables that it sets itself."""
+    """One container: its name, the extended resources that it asks for, shell lines to run before its heartbeat,
+    variables that it sets itself, its image, whether it is privileged, and the path at which it has the host's /dev/null,
+    in which NVIDIA's runtime reads names of GPUs."""
 
-    def __init__(self, name: str, resources: dict[str, int], extra: str = "", env: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        resources: dict[str, int],
+        extra: str = "",
+        env: dict[str, str] | None = None,
+        image: str = images.BUSYBOX,
+        privileged: bool = False,
+        mount: str = "",
+    ) -> None:
         self.name = name
         self.resources = resources
         self.extra = extra
         self.env = env or {}
+        self.image = image
+        self.privileged = privileged
+        self.mount = mount
 
 
 class Pod:
     """One pod. Its `name` and `uid` are final once it is handed over: an API server gives a UID of its own.
 
     An init container waits until `release` is called with its name. `restart` is the pod's restartPolicy. `on`:
-    labels that its node must have, by nodeAffinity. `grace`: its terminationGracePeriodSeconds.
+    labels that its node must have, by nodeAffinity. `grace`: its terminationGracePeriodSeconds. Another `namespace`: only of
+    a static pod.
     """
 
     def __init__(
@@ -71,7 +85,9 @@ class Pod:
         on: dict[str, str] | None = None,
         annotations: dict[str, str] | None = None,
         grace: int = 2,
+        namespace: str = NAMESPACE,
     ) -> None:
+        self.namespace = namespace
         self.short_name = name
         self.name = name
         self.containers = containers
@@ -138,7 +154,7 @@ class Pod:
                 "kind": "Pod",
                 "metadata": {
                     "name": self.short_name,
-                    "namespace": NAMESPACE,
+                    "namespace": self.namespace,
                     "uid": self.uid,
                     "labels": self.labels,
                     "annotations": self.annotations,
@@ -153,7 +169,10 @@ class Pod:
                     **({"affinity": {"nodeAffinity": self._node_affinity()}} if self.on else {}),
                     "initContainers": [self._container(c, _INIT_SHELL) for c in self.init],
                     "containers": [self._container(c, _SHELL) for c in self.containers],
-                    "volumes": [{"name": "e2e", "hostPath": {"path": str(self.folder), "type": "Directory"}}],
+                    "volumes": [
+                        {"name": "e2e", "hostPath": {"path": str(self.folder), "type": "Directory"}},
+                        {"name": "null", "hostPath": {"path": "/dev/null", "type": "CharDevice"}},
+                    ],
                 },
             },
             indent=1,
@@ -169,7 +188,7 @@ class Pod:
         script = shell.format(name=container.name, extra=container.extra)
         return {
             "name": container.name,
-            "image": images.BUSYBOX,
+            "image": container.image,
             "imagePullPolicy": "Never",
             "command": ["/bin/sh", "-c", script],
             "env": [
@@ -177,7 +196,11 @@ class Pod:
                 *({"name": name, "value": value} for name, value in container.env.items()),
             ],
             "resources": {"limits": amounts, "requests": amounts},
-            "volumeMounts": [{"name": "e2e", "mountPath": "/e2e"}],
+            "volumeMounts": [
+                {"name": "e2e", "mountPath": "/e2e"},
+                *([{"name": "null", "mountPath": container.mount}] if container.mount else []),
+            ],
+            "securityContext": {"privileged": container.privileged},
         }
 
 

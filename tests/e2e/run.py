@@ -17,6 +17,7 @@ from pathlib import Path
 # Run by root in a user's checkout: leave no compiled files there that only root can remove.
 sys.dont_write_bytecode = True
 
+import bypass  # noqa: E402
 import cases  # noqa: E402
 import cdi  # noqa: E402
 import changeover  # noqa: E402
@@ -41,7 +42,7 @@ from scenario import Scenario  # noqa: E402
 
 #: Those of a standalone kubelet first: a kubelet that has joined a cluster stays in it. The full node's own come before
 #: all others of a cluster, whose devices a kubelet goes on to count for five minutes: the first of them wants a new node.
-_FILES = (cases, cdi, fullnode, guard, limits, changeover, drains, reuse)
+_FILES = (cases, cdi, fullnode, guard, limits, bypass, changeover, drains, reuse)
 SCENARIOS = sorted((scenario for file in _FILES for scenario in file.SCENARIOS), key=lambda s: s.cluster)
 
 

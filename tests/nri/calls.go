@@ -9,11 +9,12 @@ import (
 	"github.com/containerd/nri/pkg/api"
 )
 
-// life takes a container from its start to the removal of its pod: each event is a call of its own.
-func life(ctx context.Context, runtime *adaptation.Adaptation, pod *api.PodSandbox, container *api.Container) error {
-	if err := runtime.StartContainer(ctx, &api.StartContainerRequest{Pod: pod, Container: container}); err != nil {
-		return err
-	}
+func start(ctx context.Context, runtime *adaptation.Adaptation, pod *api.PodSandbox, container *api.Container) error {
+	return runtime.StartContainer(ctx, &api.StartContainerRequest{Pod: pod, Container: container})
+}
+
+// end takes a container from its start to the removal of its pod: each event is a call of its own.
+func end(ctx context.Context, runtime *adaptation.Adaptation, pod *api.PodSandbox, container *api.Container) error {
 	if _, err := runtime.StopContainer(ctx, &api.StopContainerRequest{Pod: pod, Container: container}); err != nil {
 		return err
 	}

@@ -9,12 +9,13 @@ import (
 	"github.com/containerd/nri/pkg/api"
 )
 
-// life takes a container from its start to the removal of its pod: up to NRI 0.11 most events are changes of state.
-func life(ctx context.Context, runtime *adaptation.Adaptation, pod *api.PodSandbox, container *api.Container) error {
+func start(ctx context.Context, runtime *adaptation.Adaptation, pod *api.PodSandbox, container *api.Container) error {
+	return runtime.StartContainer(ctx, &api.StateChangeEvent{Pod: pod, Container: container})
+}
+
+// end takes a container from its start to the removal of its pod: up to NRI 0.11 most events are changes of state.
+func end(ctx context.Context, runtime *adaptation.Adaptation, pod *api.PodSandbox, container *api.Container) error {
 	change := &api.StateChangeEvent{Pod: pod, Container: container}
-	if err := runtime.StartContainer(ctx, change); err != nil {
-		return err
-	}
 	if _, err := runtime.StopContainer(ctx, &api.StopContainerRequest{Pod: pod, Container: container}); err != nil {
 		return err
 	}

@@ -1,11 +1,13 @@
 // The runtime's side of NRI, by containerd's own library: it shows a plugin the pods and containers of a node, then
-// creates, starts, stops and removes more of them, and prints what the plugin answered and how long that took.
+// creates, starts, stops and removes more of them, and prints what the plugin answered and how long that took. If NRI_HOLD
+// is set, it then stays connected until its standard input is closed.
 package main
 
 import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"sort"
@@ -22,6 +24,8 @@ type Result struct {
 	SyncMs       float64 `json:"syncMs"`
 	CreateP50Us  int64   `json:"createP50Us"`
 	CreateP99Us  int64   `json:"createP99Us"`
+	AddedP50Us   int64   `json:"addedP50Us"`
+	AddedP99Us   int64   `json:"addedP99Us"`
 	Adjusted     int     `json:"adjusted"`
 	RefusalError string  `json:"refusalError"`
 }
@@ -89,7 +93,7 @@ func run(folder, containers, bytes string) error {
 	// The plugin takes part once the synchronization has returned to the library.
 	time.Sleep(200 * time.Millisecond)
 	ctx := context.Background()
-	var took []int64
+	var took, added []int64
 	for i := count; i < count+1000; i++ {
 		pod, container := newPair(i, padding)
 		begin := time.Now()
@@ -103,7 +107,12 @@ func run(folder, containers, bytes string) error {
 				result.Adjusted++
 			}
 		}
-		if err := life(ctx, runtime, pod, container); err != nil {
+		begin = time.Now()
+		if err := start(ctx, runtime, pod, container); err != nil {
+			return fmt.Errorf("StartContainer: %w", err)
+		}
+		added = append(added, took[len(took)-1]+time.Since(begin).Microseconds())
+		if err := end(ctx, runtime, pod, container); err != nil {
 			return err
 		}
 	}
@@ -112,11 +121,24 @@ func run(folder, containers, bytes string) error {
 	if _, err := runtime.CreateContainer(ctx, &api.CreateContainerRequest{Pod: pod, Container: container}); err != nil {
 		result.RefusalError = err.Error()
 	}
-	sort.Slice(took, func(a, b int) bool { return took[a] < took[b] })
-	result.CreateP50Us, result.CreateP99Us = took[len(took)/2], took[len(took)*99/100]
-	return json.NewEncoder(os.Stdout).Encode(result)
+	result.CreateP50Us, result.CreateP99Us = percentiles(took)
+	result.AddedP50Us, result.AddedP99Us = percentiles(added)
+	if err := json.NewEncoder(os.Stdout).Encode(result); err != nil {
+		return err
+	}
+	if os.Getenv("NRI_HOLD") != "" {
+		_, err = io.Copy(io.Discard, os.Stdin)
+	}
+	return err
 }
 
+func percentiles(took []int64) (int64, int64) {
+	sort.Slice(took, func(a, b int) bool { return took[a] < took[b] })
+	return took[len(took)/2], took[len(took)*99/100]
+}
+
+// newPair makes a pod and its container. NRI_GRANT, with %d in the place of the container's number, is the annotation of
+// its grant, and NRI_PID its process.
 func newPair(i, padding int) (*api.PodSandbox, *api.Container) {
 	pod := &api.PodSandbox{
 		Id: fmt.Sprintf("sandbox-%d", i), Name: fmt.Sprintf("pod-%d", i), Uid: fmt.Sprintf("uid-%d", i), Namespace: "default",
@@ -126,6 +148,12 @@ func newPair(i, padding int) (*api.PodSandbox, *api.Container) {
 		State: api.ContainerState_CONTAINER_RUNNING,
 		Env:   []string{"PADDING=" + strings.Repeat("x", padding)},
 		Linux: &api.LinuxContainer{CgroupsPath: fmt.Sprintf("/kubepods/%d", i)},
+	}
+	if grant := os.Getenv("NRI_GRANT"); grant != "" {
+		container.Annotations = map[string]string{"berth.dev/grant.nvidia.com_gpu": fmt.Sprintf(grant, i)}
+	}
+	if pid, err := strconv.ParseUint(os.Getenv("NRI_PID"), 10, 32); err == nil {
+		container.Pid = uint32(pid)
 	}
 	return pod, container
 }

@@ -41,7 +41,7 @@ pub(crate) async fn show(state: Data<State>, request: HttpRequest) -> HandlerRes
         store_error: state.kernel.store_error(),
         api_server: facts.api_server.as_ref().map(step_state),
         guard: facts.guard.map(|guard| match &ledger.runtime {
-            Some(view) if guard.connected => guard.with_limits(&view.limit_support),
+            Some(view) if guard.connected => guard.with_view(view),
             _ => guard,
         }),
         hold: ledger.ends_withheld.as_deref().map(String::from),

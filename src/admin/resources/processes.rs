@@ -4,7 +4,7 @@ use crate::resources::gpus::{gpu_id, gpu_of_query, gpu_state};
 use crate::state::State;
 use actix_web::HttpRequest;
 use actix_web::web::{Data, Path, Query};
-use berth_api::{Bypass, BypassList, Process, ProcessList, ProcessSight, ReachingPod};
+use berth_api::{Bypass, BypassList, ContainerBypass, Process, ProcessList, ProcessSight, ReachingPod};
 use berth_http::{Failure, HandlerResult, etag, query};
 use berth_kernel::evidence::attribution::{self, Attributions, pods_with_gpu_bypass};
 use berth_kernel::ids::names::{GpuId, PartId};
@@ -69,8 +69,8 @@ fn parse_cursor(text: &str) -> Result<Key, Failure> {
 /// List uses of GPUs without an allocation
 ///
 /// Lists processes on a GPU that was not granted to their pod, host processes, and processes of ended allocations,
-/// once they were seen for ten seconds; and, if the API server is used, pods whose specs let them use GPUs without an
-/// allocation. One page: `next` of a response is the `cursor` of the following request.
+/// once they were seen for ten seconds; if the API server is used, pods whose specs let them use GPUs without an
+/// allocation; and containers that the guard restricted or refused, or could not stop. One page: `next` of a response is the `cursor` of the following request.
 #[utoipa::path(get, path = "",
     responses((status = 200, description = "The processes, by GPU and process id", body = BypassList)))]
 pub(crate) async fn bypass(state: Data<State>, request: HttpRequest, filter: Query<Filter>) -> HandlerResult {
@@ -82,6 +82,7 @@ pub(crate) async fn bypass(state: Data<State>, request: HttpRequest, filter: Que
     found.retain(|bypass| gpu.as_ref().is_none_or(|gpu| bypass.gpu == *gpu));
     found.sort_by_cached_key(key);
     let total = found.len();
+    let bypasses = ledger.runtime.iter().flat_map(|view| &view.container_bypasses);
     let (found, next) = query::page(found, after.as_ref(), limit, key);
     etag::fresh(
         &request,
@@ -91,6 +92,7 @@ pub(crate) async fn bypass(state: Data<State>, request: HttpRequest, filter: Que
             total,
             next: next.map(|(gpu, pid, part)| format!("{gpu} {pid} {part}")),
             pods: ledger.pods.is_some().then(|| pods_with_gpu_bypass(&ledger).map(ReachingPod::of).collect()),
+            containers: bypasses.map(|bypass| ContainerBypass::of(bypass)).collect(),
         },
     )
 }

@@ -69,6 +69,7 @@ impl Progress {
                 why: known(why),
                 memory_limits: Vec::new(),
                 memory_limits_error: None,
+                bypass_action: None,
             });
         }
         facts

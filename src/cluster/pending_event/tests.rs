@@ -132,6 +132,7 @@ impl Node {
             deletion_wall_ms: None,
             created_wall_ms: 1,
             containers: Vec::new(),
+            has_claims: false,
             bypass,
         };
         self.apply(&Command::Pods(PodsView {

@@ -438,6 +438,7 @@ fn with_pod(node: &Ledger, pod: &RequestingPod, requested: &DeviceRequest, now: 
         created_wall_ms: now.wall_ms,
         containers: vec![PodContainer { name: "main".into(), requests }],
         bypass: None,
+        has_claims: false,
     };
     view.pods.insert(SIMULATED_UID.into(), Arc::new(pod));
     view

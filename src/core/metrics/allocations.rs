@@ -4,6 +4,7 @@ use super::families::Families;
 use super::scrape::Scrape;
 use super::table;
 use berth_kernel::evidence::limits::{LimitState, MemoryLimit};
+use berth_kernel::evidence::runtime::BypassOutcome;
 use berth_kernel::ids::names::{GpuId, PartId, Resource};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -41,6 +42,7 @@ pub(super) fn encode(scrape: &Scrape, families: &mut Families<'_>) -> fmt::Resul
     families.value(&table::STUCK, Some(u64::try_from(blocked_ends).unwrap_or(u64::MAX)))
 }
 
+const OUTCOMES: [BypassOutcome; 3] = [BypassOutcome::Failed, BypassOutcome::Stripped, BypassOutcome::Denied];
 const LIMIT_STATES: [&str; 5] = ["pending", "set", "late", "failed", "stale"];
 
 /// What the guard shows of memory limits.
@@ -62,6 +64,14 @@ pub(super) fn encode_limits(scrape: &Scrape, families: &mut Families<'_>) -> fmt
     let count = |wanted| limits.iter().filter(|limit| state(limit) == wanted).count();
     let counts = LIMIT_STATES.map(|state| (vec![state], u64::try_from(count(state)).unwrap_or(u64::MAX)));
     families.gauge(&table::LIMITS, counts.into_iter().filter(|_| view.is_some()))?;
+    let bypasses = |outcome| {
+        view.map_or(0, |view| {
+            view.container_bypasses.iter().filter(|bypass| bypass.outcome == outcome).count()
+        })
+    };
+    let counts = OUTCOMES
+        .map(|outcome| (vec![outcome.as_str()], u64::try_from(bypasses(outcome)).unwrap_or(u64::MAX)));
+    families.gauge(&table::BYPASS_CONTAINERS, counts.into_iter().filter(|_| view.is_some()))?;
     let mut used: BTreeMap<&GpuId, u64> = BTreeMap::new();
     for (gpu, reading) in limits.iter().filter_map(|limit| Some((&limit.gpu, recent(limit)?))) {
         *used.entry(gpu).or_default() += reading.used_mib.saturating_mul(1 << 20);

@@ -156,6 +156,8 @@ families! {
             "1 while the guard shows the containers of the node; absent until it has connected once.");
         LIMITS = gauge("berth_memory_limits", &["state"],
             "Memory limits of containers: pending, set, late, failed, and stale (set, and not read back for a minute).");
+        BYPASS_CONTAINERS = gauge("berth_bypass_containers", &["outcome"],
+            "Containers that could use GPUs that were not allocated to them, by the guard's outcome: failed, stripped, denied.");
         LIMIT_USED = gauge("berth_memory_limit_used_bytes", &["gpu", "uuid"],
             "GPU memory that containers with limits use, as the driver counts it against the limits.");
     }

@@ -76,6 +76,8 @@ pub struct Pod {
     pub containers: Vec<PodContainer>,
     /// How its spec gives access to GPUs that were not granted.
     pub bypass: Option<PodBypass>,
+    /// Whether it has claims (DRA), by which it may have GPUs.
+    pub has_claims: bool,
 }
 
 /// The controller of a pod, which creates another one in its place.
@@ -352,6 +354,7 @@ pub(crate) mod tests {
             created_wall_ms: 1_000,
             containers: Vec::new(),
             bypass: None,
+            has_claims: false,
         }
     }
 

@@ -6,6 +6,7 @@
 
 use crate::evidence::limits::{LimitSupport, MemoryLimit, with_arrival_times};
 use crate::grants::allocation::{Allocation, Holder};
+use crate::grants::bypass::BypassAction;
 use crate::ids::names::AllocationId;
 use crate::ids::time::Now;
 use crate::node::change::Change;
@@ -30,6 +31,57 @@ pub struct RuntimeView {
     pub containers: BTreeMap<AllocationId, Vec<Arc<RuntimeContainer>>>,
     /// On which GPUs the guard can limit the memory of containers.
     pub limit_support: LimitSupport,
+    /// What the guard did about containers that could use GPUs that were not allocated to them, the newest of each container
+    /// of the pods whose sandbox runs.
+    pub container_bypasses: Vec<Arc<ContainerBypass>>,
+    /// What the guard does about such containers, as it reported; `None` for a guard that does not know it, or has not been sent it.
+    pub bypass_action: Option<BypassAction>,
+}
+
+/// What the guard did about a container that could use GPUs that were not allocated to it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ContainerBypass {
+    /// The namespace of its pod.
+    pub namespace: String,
+    /// The name of its pod.
+    pub pod: String,
+    /// The UID of its pod.
+    pub pod_uid: String,
+    /// Its name in the pod.
+    pub container: String,
+    /// What was done.
+    pub outcome: BypassOutcome,
+    /// How it could use them.
+    pub detail: String,
+    /// Why that was not done, or what it does not cover.
+    pub why: Option<Arc<str>>,
+    /// When, milliseconds since 1970.
+    pub wall_ms: u64,
+    /// How often it was done to this container.
+    pub count: u32,
+}
+
+/// What the guard did about a container.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum BypassOutcome {
+    /// Nothing: it could not.
+    Failed,
+    /// It removed the access to those GPUs.
+    Stripped,
+    /// It refused the container.
+    Denied,
+}
+
+impl BypassOutcome {
+    /// Its value in the API and in metrics.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Failed => "failed",
+            Self::Stripped => "stripped",
+            Self::Denied => "denied",
+        }
+    }
 }
 
 /// A container that was given an allocation.
@@ -203,7 +255,7 @@ pub(crate) mod tests {
             guard_run: 1,
             pods: containers.iter().map(|(_, container)| container.pod_uid.clone()).collect(),
             containers: containers.iter().map(|(id, container)| (*id, vec![Arc::clone(container)])).collect(),
-            limit_support: LimitSupport::default(),
+            ..RuntimeView::default()
         }
     }
 

@@ -3,6 +3,7 @@
 pub mod allocate;
 pub mod allocation;
 pub mod annotation;
+pub mod bypass;
 pub mod contested;
 pub mod gpu_holders;
 pub mod history;

@@ -1,6 +1,7 @@
 //! The settings of the kernel's rules, which the configuration sets.
 
 use crate::evidence::limits::Enforcement;
+use crate::grants::bypass::BypassRules;
 use crate::grants::history::HistoryLimit;
 use crate::ids::time::Timing;
 use crate::policy::version::TrustedKey;
@@ -15,6 +16,8 @@ pub struct Rules {
     pub overcommit_percent: u32,
     /// Whether the driver limits the memory of containers.
     pub enforcement: Enforcement,
+    /// What the guard does about containers that can use GPUs that were not allocated to them.
+    pub bypass: BypassRules,
     /// Limits of the history of ended allocations.
     pub history: HistoryLimit,
     /// Keys that policies may be signed with; if empty, a policy needs no signature.
@@ -27,6 +30,7 @@ impl Default for Rules {
             timing: Timing::default(),
             overcommit_percent: 100,
             enforcement: Enforcement::default(),
+            bypass: BypassRules::default(),
             history: HistoryLimit::default(),
             trusted_keys: Vec::new(),
         }

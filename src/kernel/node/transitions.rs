@@ -15,7 +15,7 @@ use crate::drain::marks::Drain;
 use crate::evidence::attribution::{Attributions, Bypass, pods_with_gpu_bypass};
 use crate::evidence::limits::MemoryLimit;
 use crate::evidence::pods::Pod;
-use crate::evidence::runtime::RuntimeContainer;
+use crate::evidence::runtime::{ContainerBypass, RuntimeContainer};
 use crate::grants::allocation::Allocation;
 use crate::grants::contested::{Contested, contested};
 use crate::hardware::health::{Health, HealthState};
@@ -83,6 +83,8 @@ pub enum Transition {
     LimitChanged(Arc<Allocation>, MemoryLimit),
     /// A container names an allocation of another pod, as its pod's author can.
     GrantForged(Arc<Allocation>, Arc<RuntimeContainer>),
+    /// The guard restricted or refused a container that could use GPUs that were not allocated to it, or could do neither.
+    ContainerBypass(Arc<ContainerBypass>),
     /// The guard shows all containers of the node, or no longer does.
     GuardChanged(bool),
     /// The eviction or deletion of a pod was requested from the API server, with another outcome than before.
@@ -120,6 +122,7 @@ pub struct Transitions {
     bypasses: BTreeMap<BypassKey, Bypass>,
     /// UIDs of the pods that were reported as [`Transition::BypassPossible`].
     bypass_pods: BTreeSet<String>,
+    acts: containers::ReportedBypasses,
 }
 
 impl Transitions {
@@ -127,7 +130,9 @@ impl Transitions {
     #[must_use]
     pub fn since(ledger: Arc<Ledger>) -> Self {
         let bypass_pods = pods_with_gpu_bypass(&ledger).map(|(pod, _)| pod.uid.clone()).collect();
-        Self { bypasses: bypasses(&ledger), bypass_pods, last: ledger }
+        let mut acts = containers::ReportedBypasses::default();
+        acts.step(&ledger);
+        Self { bypasses: bypasses(&ledger), bypass_pods, acts, last: ledger }
     }
 
     /// The ledger of the last step.
@@ -145,6 +150,7 @@ impl Transitions {
         all.extend(allocation_transitions(old, new));
         all.extend(contests(old, new));
         all.extend(containers::container_transitions(old, new));
+        all.extend(self.acts.step(new));
         all.extend(evictions(old, new));
         if old.ends_withheld != new.ends_withheld {
             all.push(Transition::EndsWithheldChanged(new.ends_withheld.clone()));
@@ -214,6 +220,7 @@ impl Transition {
             | Self::StrategyChanged(_)
             | Self::NodesChanged(_)
             | Self::GuardChanged(_)
+            | Self::ContainerBypass(_)
             | Self::ResourceWithdrawn(..)
             | Self::PolicyAdded(_)
             | Self::PolicyDeleted(_)
@@ -240,6 +247,7 @@ impl Transition {
             | Self::LimitFailed(..)
             | Self::LimitChanged(..)
             | Self::GrantForged(..)
+            | Self::ContainerBypass(_)
             | Self::BypassStarted(_) => true,
             _ => false,
         }

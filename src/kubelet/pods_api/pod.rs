@@ -37,6 +37,7 @@ pub(super) fn parse_pod(bytes: &[u8]) -> Option<Pod> {
         stage: Stage::of(status.phase.as_deref(), status.start_time.is_some()),
         deletion_wall_ms,
         created_wall_ms: meta.creation_timestamp.map_or(0, wall_ms),
+        has_claims: !spec.resource_claims.is_empty() || status.extended_resource_claim_status.is_some(),
         bypass: PodBypass::most_explicit(containers().filter_map(bypass)),
         containers: containers().map(container_requests).collect(),
     })
@@ -119,8 +120,13 @@ mod tests {
                     container("main", vec![limit("nvidia.com/gpu.shared", "2"), limit("memory", "1Gi")]),
                     core::Container { name: Some("side".into()), ..core::Container::default() },
                 ],
+                ..core::PodSpec::default()
             }),
-            status: Some(core::PodStatus { phase: Some("Pending".into()), start_time: None }),
+            status: Some(core::PodStatus {
+                phase: Some("Pending".into()),
+                start_time: None,
+                ..core::PodStatus::default()
+            }),
         }
     }
 
@@ -151,11 +157,23 @@ mod tests {
             .push(core::OwnerReference { kind: Some("DaemonSet".into()), ..Default::default() });
         meta.deletion_timestamp = Some(core::Time { seconds: Some(40), nanos: None });
         meta.deletion_grace_period_seconds = Some(30);
-        pod.status = Some(core::PodStatus { phase: None, start_time: Some(core::Time::default()) });
+        pod.status = Some(core::PodStatus {
+            phase: None,
+            start_time: Some(core::Time::default()),
+            ..core::PodStatus::default()
+        });
         let pod = read(&pod);
         assert!(pod.is_static && pod.is_of_daemon_set());
         assert_eq!(pod.deletion_wall_ms, Some(10_000));
         assert_eq!(pod.stage, Stage::Admitted);
+    }
+
+    #[test]
+    fn a_pod_with_claims_is_recognized() {
+        let mut pod = plain();
+        assert!(!read(&pod).has_claims);
+        pod.spec.as_mut().unwrap().resource_claims = vec![core::PodResourceClaim {}];
+        assert!(read(&pod).has_claims);
     }
 
     #[test]

@@ -13,7 +13,7 @@ fn event(kind: EventType, uid: &str, phase: &str) -> WatchPodsEvent {
         uid: text(uid),
         ..core::ObjectMeta::default()
     };
-    let status = core::PodStatus { phase: text(phase), start_time: None };
+    let status = core::PodStatus { phase: text(phase), ..core::PodStatus::default() };
     let pod = core::Pod { metadata: Some(metadata), spec: None, status: Some(status) };
     WatchPodsEvent { r#type: kind.into(), pod: pod.encode_to_vec() }
 }

@@ -1,5 +1,7 @@
 use super::*;
+use berth_kernel::evidence::limits::LimitSupport;
 use berth_kernel::evidence::pods::{Pod, PodContainer, PodsSource, PodsView, Stage};
+use berth_kernel::evidence::runtime::RuntimeView;
 use berth_kernel::grants::allocation::Decision;
 use berth_kernel::hardware::gpu::Mig;
 use berth_kernel::hardware::mig::MigStrategy;
@@ -26,6 +28,7 @@ fn candidates_have_their_labels() {
         created_wall_ms: 0,
         containers: vec![PodContainer { name: "main".into(), requests: vec![(resource.clone(), 2)] }],
         bypass: None,
+        has_claims: false,
     };
     let view = PodsView {
         source: PodsSource::ApiServer,
@@ -73,6 +76,24 @@ fn parts_have_the_resource_of_the_baseline() {
     assert_eq!(resources(MigStrategy::Mixed), [gpu, none.clone(), own]);
     // GPUs and instances would have the same resource, so none is offered.
     assert_eq!(resources(MigStrategy::Single), [none.clone(), none.clone(), none]);
+}
+
+#[test]
+fn parts_say_whether_their_memory_can_be_limited() {
+    let mut ledger = Ledger::default();
+    let changes = (0..2).map(|n| {
+        let gpu = GpuId::parse(&format!("GPU-{n}")).unwrap();
+        Change::PartFound(Part::whole_gpu(gpu, n))
+    });
+    ledger.apply(&Entry { at: Now::default(), changes: changes.collect() });
+    let gpus = [(GpuId::parse("GPU-1").unwrap(), None)].into();
+    let limit_support = LimitSupport { gpus, ..LimitSupport::default() };
+    let view = RuntimeView { is_whole: true, limit_support, ..RuntimeView::default() };
+    ledger.runtime = Some(Arc::new(view));
+    let view = View::new(&Arc::new(ledger), Now::default(), &settings(), None);
+    let enforcer = |part: &wit::Part| part.attributes.iter().find(|a| a.key == MEMORY_ENFORCER).cloned();
+    let values: Vec<_> = view.context.node.parts.iter().map(|part| enforcer(part).unwrap().value).collect();
+    assert_eq!(values, ["none", "memoryLimits"]);
 }
 
 fn at(ms: u64) -> Now {

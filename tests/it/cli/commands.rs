@@ -673,7 +673,7 @@ fn a_node_check_has_one_line_for_each_check() {
     let there = ran(berth(&args));
     assert_eq!(there.code, 0, "{}", there.out);
     let lines: Value = serde_json::from_str(&there.out).unwrap();
-    assert_eq!(lines.as_array().unwrap().len(), 14);
+    assert_eq!(lines.as_array().unwrap().len(), 15);
     assert!(lines.as_array().unwrap().iter().all(|l| l["level"] == "ok" || l["fix"].is_string()));
 
     // By the name that NVIDIA's users type.

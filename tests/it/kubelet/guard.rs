@@ -163,6 +163,7 @@ fn view(is_deleting: bool) -> PodsView {
         created_wall_ms: 0,
         containers: Vec::new(),
         bypass: None,
+        has_claims: false,
     };
     let mut view = PodsView::empty(PodsSource::ApiServer);
     view.current = true;

@@ -217,6 +217,7 @@ async fn denials_of_the_pods_of_one_namespace_withdraw_nothing() {
             requests: vec![(Resource::parse(WHOLE).unwrap(), 1)],
         }],
         bypass: None,
+        has_claims: false,
     };
     let view = PodsView {
         source: PodsSource::ApiServer,

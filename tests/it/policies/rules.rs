@@ -133,6 +133,7 @@ fn pod(n: usize, namespace: &str) -> Arc<Pod> {
         created_wall_ms: 0,
         containers: vec![PodContainer { name: "main".into(), requests: vec![(resource(SHARED), 2)] }],
         bypass: None,
+        has_claims: false,
     })
 }
 

@@ -336,6 +336,7 @@ async fn every_family_of_the_table_is_exported_and_counters_do_not_decrease() {
         "berth_allocate_refusals_total",
         "berth_guard_connected",
         "berth_memory_limits",
+        "berth_bypass_containers",
         "berth_memory_limit_used_bytes",
     ];
     for family in families().filter(|family| !quiet.contains(&family.name)) {

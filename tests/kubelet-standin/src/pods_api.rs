@@ -184,10 +184,12 @@ fn wire(pod: &Pod) -> core::Pod {
         spec: Some(core::PodSpec {
             init_containers: spec.init_containers.iter().map(container).collect(),
             containers: spec.containers.iter().map(container).collect(),
+            ..core::PodSpec::default()
         }),
         status: Some(core::PodStatus {
             phase: Some(phase.to_owned()),
             start_time: pod.admitted.then_some(core::Time { seconds: Some(1_770_000_001), nanos: None }),
+            ..core::PodStatus::default()
         }),
     }
 }

@@ -94,6 +94,10 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{- $_ := set $config "apiServer" "off" -}}
 {{- end -}}
 {{- include "berth.enforceOff" $config -}}
+{{- /* The guard and the admission policy exempt the same namespaces, unless the configuration has a list of its own. */ -}}
+{{- with $config.bypass }}
+{{- if not (hasKey . "exemptNamespaces") }}{{ $_ := set . "exemptNamespaces" $values.bypassPolicy.exemptNamespaces }}{{ end }}
+{{- end -}}
 {{- $_ := set $config "kubeletDir" $values.kubeletDir -}}
 {{- with $values.kubeletRootDir }}{{ $_ := set $config "kubeletRootDir" . }}{{ end -}}
 {{- with $values.devicePluginsDir }}{{ $_ := set $config "devicePluginsDir" . }}{{ end -}}
@@ -107,7 +111,7 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{- /* The settings of the file that the daemon reads only at its start: a change of one replaces the pods. The daemon applies
 all others while it runs; a test compares this list with the daemon's. Files of config.map never replace the pods. */ -}}
 {{- define "berth.startSettings" -}}
-{{- $start := omit . "stack" "resource" "migStrategy" "memoryOvercommit" "containerEdits" "cdi" "containerRuntime" "health" "timing" "rounds" "history" -}}
+{{- $start := omit . "stack" "resource" "migStrategy" "memoryOvercommit" "containerEdits" "bypass" "cdi" "containerRuntime" "health" "timing" "rounds" "history" -}}
 {{- $edits := pick (default (dict) .containerEdits) "nvidiaDriverRoot" "nvidiaDevRoot" -}}
 {{- toYaml (set $start "containerEdits" $edits) -}}
 {{- end -}}

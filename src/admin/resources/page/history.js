@@ -110,6 +110,6 @@ export const LANES = {
   Drains: ['gpuCordoned', 'gpuDraining', 'gpuDrained', 'gpuUncordoned', 'eviction'],
   Refusals: ['requestRefused'],
   Policies: ['stackActivated', 'policyUploaded', 'policyDeleted', 'policyFault', 'policySuspended', 'policyAskedAgain'],
-  Node: [START, 'hold', 'noDeviceStrategy', 'deviceNodesMissing', 'resourceWithdrawn', 'bypass', 'bypassOver', 'allocationContested', 'limitNotSet', 'limitChanged', 'grantForged', 'guard'],
+  Node: [START, 'hold', 'noDeviceStrategy', 'deviceNodesMissing', 'resourceWithdrawn', 'bypass', 'bypassOver', 'allocationContested', 'limitNotSet', 'limitChanged', 'grantForged', 'containerBypass', 'guard'],
 };
 const OPERATOR_KINDS = new Set(Object.values(LANES).flat());

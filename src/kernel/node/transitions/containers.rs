@@ -3,11 +3,30 @@
 
 use super::Transition;
 use crate::evidence::limits::{LimitState, MemoryLimit};
-use crate::evidence::runtime::{RuntimeContainer, RuntimeView, Tie};
+use crate::evidence::runtime::{BypassOutcome, RuntimeContainer, RuntimeView, Tie};
 use crate::grants::allocation::Allocation;
 use crate::node::ledger::Ledger;
 use std::collections::BTreeSet;
 use std::sync::Arc;
+
+/// What the guard did, by the UID of the pod and the container's name, as far as it was reported: a guard that has started
+/// again, or a container that is tried again, gives the same once more.
+#[derive(Debug, Default)]
+pub(super) struct ReportedBypasses(BTreeSet<(String, String, BypassOutcome)>);
+
+impl ReportedBypasses {
+    pub(super) fn step(&mut self, ledger: &Ledger) -> Vec<Transition> {
+        let Some(view) = &ledger.runtime else { return Vec::new() };
+        if view.is_whole {
+            self.0.retain(|(uid, ..)| view.pods.contains(uid));
+        }
+        let bypasses = view.container_bypasses.iter();
+        let new = bypasses.filter(|bypass| {
+            self.0.insert((bypass.pod_uid.clone(), bypass.container.clone(), bypass.outcome))
+        });
+        new.map(|bypass| Transition::ContainerBypass(Arc::clone(bypass))).collect()
+    }
+}
 
 /// The transitions from view to view. Most ledgers have the view of the one before.
 pub(super) fn container_transitions(old: &Ledger, new: &Ledger) -> Vec<Transition> {
@@ -84,6 +103,7 @@ fn forgeries<'l>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::evidence::runtime::ContainerBypass;
     use crate::evidence::runtime::tests::{container, view};
     use crate::node::command::Command;
     use crate::node::test_node::{Node, gpu_id};
@@ -164,6 +184,46 @@ mod tests {
         let found = texts(&mut node, vec![shown, again]);
         let forged = |texts: &[String]| texts.iter().filter(|text| text.contains("names allocation")).count();
         assert_eq!(found.iter().map(|texts| forged(texts)).collect::<Vec<_>>(), [1, 0], "{found:?}");
+    }
+
+    #[test]
+    fn what_the_guard_did_is_reported_once_while_the_pod_runs() {
+        let mut node = Node::new();
+        let bypass = |outcome, count| {
+            Arc::new(ContainerBypass {
+                namespace: "team".into(),
+                pod: "p".into(),
+                pod_uid: "uid-1".into(),
+                container: "main".into(),
+                outcome,
+                detail: "NVIDIA_VISIBLE_DEVICES is \"all\"".into(),
+                why: None,
+                wall_ms: 1,
+                count,
+            })
+        };
+        let shown = |is_whole, pods: &[&str], bypasses| RuntimeView {
+            is_whole,
+            pods: pods.iter().map(|uid| (*uid).to_owned()).collect(),
+            container_bypasses: bypasses,
+            ..view(&[])
+        };
+        let denied = BypassOutcome::Denied;
+        let found = texts(
+            &mut node,
+            vec![
+                shown(true, &["uid-1"], vec![bypass(denied, 1)]),
+                shown(true, &["uid-1"], vec![bypass(denied, 2)]),
+                // Another run of the guard, which has not been sent the containers yet.
+                shown(false, &[], vec![]),
+                shown(true, &["uid-1"], vec![bypass(denied, 1)]),
+                shown(true, &["uid-1"], vec![bypass(BypassOutcome::Failed, 1)]),
+                shown(true, &[], vec![]),
+                shown(true, &["uid-1"], vec![bypass(denied, 1)]),
+            ],
+        );
+        let bypasses = |texts: &Vec<String>| texts.iter().filter(|text| text.contains("team/p/main")).count();
+        assert_eq!(found.iter().map(bypasses).collect::<Vec<_>>(), [1, 0, 0, 0, 1, 0, 1], "{found:?}");
     }
 
     #[test]

@@ -4,6 +4,7 @@ use super::Transition;
 use crate::drain::eviction::{EvictionMethod, EvictionOutcome, EvictionRecord};
 use crate::drain::marks::{AtDeadline, Drain, Mark, Order};
 use crate::evidence::pods::PodBypass;
+use crate::evidence::runtime::{BypassOutcome, ContainerBypass};
 use crate::grants::allocation::Allocation;
 use crate::grants::contested::Contested;
 use crate::hardware::health::{Health, HealthState};
@@ -104,6 +105,7 @@ impl Transition {
                 allocation.id,
                 describe_holder(allocation)
             ),
+            Self::ContainerBypass(bypass) => describe_container_bypass(bypass),
             Self::GuardChanged(true) => "the guard shows the containers of this node".into(),
             Self::GuardChanged(false) => {
                 "the guard does not show the containers of this node at present (`berth node show` has the cause)".into()
@@ -237,6 +239,25 @@ fn describe_devices(allocation: &Allocation) -> String {
     } else {
         format!("{devices} of {}", describe_holder(allocation))
     }
+}
+
+fn describe_container_bypass(bypass: &ContainerBypass) -> String {
+    let done = match bypass.outcome {
+        BypassOutcome::Failed => {
+            "can use GPUs that were not allocated to it, and the guard could not stop that"
+        }
+        BypassOutcome::Stripped => {
+            "could use GPUs that were not allocated to it, and the guard restricted it"
+        }
+        BypassOutcome::Denied => {
+            "was refused by the guard, since it could use GPUs that were not allocated to it"
+        }
+    };
+    let why = bypass.why.as_ref().map_or_else(String::new, |why| format!(" ({why})"));
+    format!(
+        "container {}/{}/{} {done}: {}{why}",
+        bypass.namespace, bypass.pod, bypass.container, bypass.detail
+    )
 }
 
 fn describe_eviction(name: &str, eviction: &EvictionRecord) -> String {

@@ -164,6 +164,7 @@ fn shown(pod: u32, name: String, stage: Stage) -> Pod {
         created_wall_ms: 0,
         containers: Vec::new(),
         bypass: None,
+        has_claims: false,
     }
 }
 

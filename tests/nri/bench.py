@@ -1,0 +1,165 @@
+#!/usr/bin/env python3
+"""What `berth guard` costs: `just bench-guard`, or `python3 tests/nri/bench.py`.
+
+containerd's own NRI library acts as the runtime (main.go). It synchronizes 250 containers with grants, then creates and starts
+1,000 more, one after the other; the time of the two calls is what the guard adds to a container's start. The fake NVML keeps
+memory limits, and the guard sets and reads one for each container, where this program can make a cgroup of version 2 (root).
+Then the guard is idle for 30 s. Several rounds; each figure is the median. The last line of the output is
+`bench-guard: start_p99=MS sync=MS memory=MIB idle_wakeups=PER_S`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from run import CONTAINERS, SECONDS, VERSIONS, build
+
+TARGET = Path(os.environ.get("CARGO_TARGET_DIR", Path(__file__).resolve().parents[2] / "target")) / "release"
+GPU = "GPU-00000000-0000-4000-8000-000000000001"
+#: What a container is granted of it; `%d` is the container's number.
+GRANT = f"0000002a-%d {GPU}=4096"
+#: Bytes of each container's environment.
+ENVIRONMENT_BYTES = 2000
+IDLE_SECONDS = 30
+CGROUPS = [Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified")]
+
+
+@contextmanager
+def process_in_cgroup():
+    """The folder of cgroup v2, and a process with a cgroup of its own there; without one, the folder and None."""
+    root = next((root for root in CGROUPS if (root / "cgroup.controllers").exists()), CGROUPS[0])
+    folder = root / f"berth-bench-{os.getpid()}"
+    try:
+        folder.mkdir()
+    except OSError:
+        yield root, None
+        return
+    with subprocess.Popen(["sleep", "infinity"]) as child:
+        try:
+            (folder / "cgroup.procs").write_text(str(child.pid), encoding="ascii")
+            yield root, child.pid
+        finally:
+            child.kill()
+            child.wait()
+            folder.rmdir()
+
+
+def started(stack: ExitStack, args: list, log: Path, environment: dict) -> subprocess.Popen:
+    with log.open("ab") as out:
+        child = subprocess.Popen(args, stdout=out, stderr=out, env={**os.environ, **environment})
+
+    def stop() -> None:
+        child.send_signal(signal.SIGTERM)
+        try:
+            child.wait(10)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+
+    stack.callback(stop)
+    return child
+
+
+def wakeups(pid: int) -> int:
+    """How often the process's threads have run after a wait."""
+    lines = [line for task in Path(f"/proc/{pid}/task").iterdir() for line in (task / "status").read_text().splitlines()]
+    return sum(int(line.split()[1]) for line in lines if line.startswith("voluntary_ctxt_switches"))
+
+
+def pss_mib(pid: int) -> float:
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024
+
+
+def measured(runtime_program: Path) -> dict[str, float]:
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="berth-bench-guard-")))
+        root, pid = stack.enter_context(process_in_cgroup())
+        gpu = {"uuid": GPU, "name": "NVIDIA H100 80GB HBM3", "memory_total_mib": 81559}
+        (folder / "gpus.json").write_text(json.dumps({"gpus": [gpu], "memory_limits": "dmem"}), encoding="utf-8")
+        settings = {
+            "nodeName": "bench",
+            "kubeletDir": str(folder / "kubelet"),
+            "stateDir": str(folder / "state"),
+            "gpus": "nvml",
+            "nvmlLibrary": str(TARGET / "libfake_nvml.so"),
+            "adminListen": "127.0.0.1:0",
+            "guard": {"socket": str(folder / "guard.sock"), "nriSocket": str(folder / "nri.sock"), "cgroupRoot": str(root)},
+        }
+        config = folder / "berth.yaml"
+        config.write_text(json.dumps(settings), encoding="utf-8")
+        environment = {"FAKE_NVML_CONFIG": str(folder / "gpus.json")}
+        log = folder / "log"
+        hold = {**os.environ, "NRI_HOLD": "1", "NRI_GRANT": GRANT, "NRI_PID": str(pid or "")}
+        command = [runtime_program, folder, str(CONTAINERS), str(ENVIRONMENT_BYTES)]
+        runtime = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=hold)
+        stack.callback(runtime.kill)
+        until_exists(folder / "nri.sock")
+        guard = started(stack, [TARGET / "berth", "guard", "--config", config], log, environment)
+        until_exists(folder / "guard.sock")
+        started(stack, [TARGET / "berth", "serve", "--config", config], log, environment)
+        line = runtime.stdout.readline()
+        if not line:
+            raise SystemExit(f"bench-guard: the runtime failed: {runtime.stderr.read()}\n{log.read_text(errors='replace')[-2000:]}")
+        result = json.loads(line)
+        limited = pid is not None and f"{GPU}" in "".join(p.name for p in (folder / "gpus.limits").iterdir())
+        # What follows the last container has ended by then.
+        time.sleep(3)
+        before = wakeups(guard.pid)
+        time.sleep(IDLE_SECONDS)
+        rest = (wakeups(guard.pid) - before) / IDLE_SECONDS
+        figures = {
+            "start_p50": result["addedP50Us"] / 1000,
+            "start_p99": result["addedP99Us"] / 1000,
+            "sync": result["syncMs"],
+            "memory": pss_mib(guard.pid),
+            "idle_wakeups": rest,
+        }
+        runtime.stdin.close()
+        runtime.wait(SECONDS)
+        shown = "  ".join(f"{name}={value:.2f}" for name, value in figures.items())
+        print(f"      {shown}  limits={'set' if limited else 'not tried'}", flush=True)
+        return figures
+
+
+def until_exists(path: Path) -> None:
+    end = time.monotonic() + SECONDS
+    while not path.exists():
+        if time.monotonic() > end:
+            raise SystemExit(f"bench-guard: {path} did not appear in {SECONDS} s")
+        time.sleep(0.02)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="What `berth guard` costs; needs Go, and root for memory limits.")
+    parser.add_argument("--rounds", type=int, default=3, help="each figure is the median of so many; default: 3")
+    args = parser.parse_args()
+    for name in ("berth", "libfake_nvml.so"):
+        if not (TARGET / name).exists():
+            raise SystemExit(f"{TARGET / name} is not there: run `cargo build --release -p berth -p fake-nvml`")
+    with tempfile.TemporaryDirectory(prefix="berth-nri-build-") as folder:
+        program = build(Path(folder), VERSIONS["0.12"])
+        rounds = [measured(program) for _ in range(args.rounds)]
+    middle = {name: statistics.median(one[name] for one in rounds) for name in rounds[0]}
+    goals = {"start_p99": 1.0, "sync": 200.0, "memory": 8.0, "idle_wakeups": 1.0}
+    missed = [f"{name} is {middle[name]:.2f}, and the goal is {goal:g}" for name, goal in goals.items() if middle[name] > goal]
+    print("\n".join(f"missed {text}" for text in missed) or "ok    all goals are met")
+    print(
+        f"bench-guard: start_p99={middle['start_p99']:.2f}ms sync={middle['sync']:.1f}ms "
+        f"memory={middle['memory']:.1f}MiB idle_wakeups={middle['idle_wakeups']:.2f}/s"
+    )
+    sys.exit(1 if missed else 0)
+
+
+if __name__ == "__main__":
+    main()

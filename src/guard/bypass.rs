@@ -135,11 +135,7 @@ impl BypassGuard {
             let minors = minors(&rules, &allocated.parts).ok();
             self.watch(pod, container, bypass, minors, "");
         } else if verdict.is_not_stopped {
-            self.record(&ContainerBypass {
-                why: UNKNOWN_GPUS.into(),
-                outcome: BypassOutcome::Failed.into(),
-                ..bypass
-            });
+            self.record_unknown(bypass);
         } else {
             self.record(&ContainerBypass { outcome: BypassOutcome::Stripped.into(), ..bypass });
         }
@@ -163,6 +159,11 @@ impl BypassGuard {
     pub(crate) async fn judge_all_running(&self, containers: Vec<(PodSandbox, Container)>) {
         // One that has not been started yet is judged when it is.
         for (pod, container) in containers.into_iter().filter(|(_, container)| container.pid != 0) {
+            // The runtime has connected again.
+            let is_known = |watched: &Watched| watched.minors.is_some() && watched.cgroup.is_some();
+            if self.watched.lock().get(&container.id).is_some_and(is_known) {
+                continue;
+            }
             self.judge_running(&pod, &container, RAN_BEFORE).await;
             self.deny_devices(&container.id).await;
         }
@@ -176,13 +177,7 @@ impl BypassGuard {
         };
         let bypass = bypass_of(pod, container, &verdict);
         match allocated {
-            Ok(_) if verdict.is_not_stopped => {
-                self.record(&ContainerBypass {
-                    why: UNKNOWN_GPUS.into(),
-                    outcome: BypassOutcome::Failed.into(),
-                    ..bypass
-                });
-            }
+            Ok(_) if verdict.is_not_stopped => self.record_unknown(bypass),
             Ok(allocated) => self.watch(pod, container, bypass, minors(&rules, &allocated.parts).ok(), note),
             Err(why) => self.watch(pod, container, ContainerBypass { why, ..bypass }, None, note),
         }
@@ -246,6 +241,10 @@ impl BypassGuard {
         if watched.minors.is_none() {
             match self.find(&watched.pod, &watched.container, Phase::Running).await {
                 None => return self.end(id),
+                Some(Found { verdict, allocated: Ok(_), .. }) if verdict.is_not_stopped => {
+                    self.record_unknown(watched.bypass);
+                    return self.end(id);
+                }
                 Some(Found { rules, allocated, .. }) => {
                     let known = allocated.and_then(|allocated| minors(&rules, &allocated.parts));
                     watched.minors = known.map_err(|why| unknown = why).ok();
@@ -258,7 +257,10 @@ impl BypassGuard {
         }
         if watched.cgroup.is_none() {
             let cgroup = ContainerCgroup::of_container(&watched.container, &self.cgroup_root);
-            watched.cgroup = cgroup.map(|cgroup| cgroup.of_whole_container(id));
+            watched.cgroup = cgroup.and_then(|cgroup| cgroup.of_whole_container(id));
+        }
+        if watched.cgroup.is_none() && !Path::new(&format!("/proc/{}", watched.container.pid)).exists() {
+            return self.end(id);
         }
         let (outcome, why) = match (&watched.minors, &watched.cgroup) {
             (None, _) => (BypassOutcome::Failed, unknown),
@@ -303,7 +305,9 @@ impl BypassGuard {
             has_claims: rules.pods_with_claims.contains(&pod.uid),
         };
         // Most containers have nothing to do with GPUs, and the checkpoint is not read for them.
-        let verdict = judge(action, &access, &Allocated::default(), facts, phase);
+        // CDI devices may be Berth's.
+        let assumed = Allocated { cdi_devices: access.cdi_devices.clone(), ..Allocated::default() };
+        let verdict = judge(action, &access, &assumed, facts, phase);
         if verdict.unallocated.is_empty() {
             return None;
         }
@@ -327,6 +331,11 @@ impl BypassGuard {
         let refusal = refusal(rules, &bypass, &remedies);
         self.record(&ContainerBypass { outcome: BypassOutcome::Denied.into(), ..bypass });
         refusal
+    }
+
+    fn record_unknown(&self, bypass: ContainerBypass) {
+        let why = UNKNOWN_GPUS.into();
+        self.record(&ContainerBypass { why, outcome: BypassOutcome::Failed.into(), ..bypass });
     }
 
     fn record(&self, bypass: &ContainerBypass) {
@@ -422,16 +431,22 @@ fn access_of(pod: &PodSandbox, container: &Container) -> ContainerAccess {
             && clean(&mount.destination).starts_with(DEVICE_MOUNTS)
     };
     // A runtime may copy the annotations of a pod, which its author writes, to its containers.
-    let own = container.annotations.iter().filter(|(key, value)| pod.annotations.get(*key) != Some(*value));
+    let is_copied = |(key, value): &(&String, &String)| pod.annotations.get(*key) == Some(*value);
+    let (copied, own): (Vec<_>, Vec<_>) = container.annotations.iter().partition(is_copied);
     let cdi = container.cdi_devices.iter().map(|device| device.name.clone());
-    let cdi = cdi.chain(cdi_devices(own.map(|(key, value)| (key.as_str(), value.as_str()))));
+    let named_by = |(key, value): (&String, &String)| -> Vec<String> {
+        cdi_devices([(key.as_str(), value.as_str())].into_iter()).collect()
+    };
+    let names_gpus = |annotation: &(&String, &String)| named_by(*annotation).iter().any(|name| is_gpu(name));
     let is_nri = |key: &&String| key.split('/').next() == Some(NRI_ANNOTATIONS);
+    let by_pod = pod.annotations.keys().filter(is_nri);
+    let by_pod = by_pod.chain(copied.into_iter().filter(names_gpus).map(|(key, _)| key));
     ContainerAccess {
         visible_devices: visible_devices(&container.env),
         has_variable_twice: container.env.iter().filter(is_variable).count() > 1,
         mounts: container.mounts.iter().filter(named).map(|mount| mount.destination.clone()).collect(),
-        annotations: pod.annotations.keys().filter(is_nri).cloned().collect(),
-        cdi_devices: cdi.filter(|name| is_gpu(name)).collect(),
+        annotations: by_pod.cloned().collect(),
+        cdi_devices: cdi.chain(own.into_iter().flat_map(named_by)).filter(|name| is_gpu(name)).collect(),
         is_privileged: is_privileged(container),
     }
 }
@@ -586,6 +601,8 @@ mod tests {
 
     /// An entry whose response gives GPU-1 by the environment: `envs: {NVIDIA_VISIBLE_DEVICES: GPU-1}`, base64 of protobuf.
     const OF_ANOTHER: &str = r#"{"PodUID":"uid-1","ContainerName":"main","ResourceName":"nvidia.com/gpu","DeviceIDs":{"-1":["GPU-1"]},"AllocResp":"Ch8KFk5WSURJQV9WSVNJQkxFX0RFVklDRVMSBUdQVS0x"}"#;
+    /// An entry of Berth: the annotations `cdi.k8s.io/berth_1: nvidia.com/gpu=GPU-1` and that of a grant of GPU-1.
+    const OF_BERTH: &str = r#"{"PodUID":"uid-1","ContainerName":"main","ResourceName":"nvidia.com/gpu","DeviceIDs":{"-1":["GPU-1"]},"AllocResp":"IioKEmNkaS5rOHMuaW8vYmVydGhfMRIUbnZpZGlhLmNvbS9ncHU9R1BVLTEiMgoeYmVydGguZGV2L2dyYW50Lm52aWRpYS5jb21fZ3B1EhAwMDAwMDAyYS03IEdQVS0x"}"#;
     const VOID: [&str; 2] = ["-NVIDIA_VISIBLE_DEVICES=", "NVIDIA_VISIBLE_DEVICES=void"];
     const ALL: &str = "NVIDIA_VISIBLE_DEVICES=all";
 
@@ -661,6 +678,29 @@ mod tests {
         strip.checkpoint(OF_ANOTHER);
         strip.bypass.deny_devices("c").await;
         assert!(strip.bypass.watched.lock().is_empty(), "another plugin allocated a GPU to it");
+    }
+
+    #[tokio::test]
+    async fn a_privileged_container_with_a_cdi_device_of_berth_keeps_that_gpu_alone() {
+        let key = "cdi.k8s.io/berth_1".to_owned();
+        let annotations = [(key, "nvidia.com/gpu=GPU-1".to_owned())].into();
+        let container = Container { annotations, ..privileged() };
+        let strip = Setup::new(guard::BypassAction::Strip, OF_BERTH);
+        strip.create(&pod("team"), &container).await.unwrap();
+        assert_eq!(strip.bypass.watched.lock()["c"].minors, Some([1].into()));
+        let deny = Setup::new(guard::BypassAction::Deny, OF_BERTH);
+        deny.create(&pod("team"), &container).await.unwrap_err();
+    }
+
+    #[tokio::test]
+    async fn a_late_checkpoint_denies_no_device_to_a_container_with_gpus_of_another_plugin() {
+        let strip = Setup::new(guard::BypassAction::Strip, "{");
+        let asking = container(&["NVIDIA_VISIBLE_DEVICES=GPU-1", ALL]);
+        strip.create(&pod("team"), &asking).await.unwrap();
+        strip.checkpoint(OF_ANOTHER);
+        strip.bypass.start(&pod("team"), &Container { pid: std::process::id(), ..asking }).await;
+        assert_eq!(strip.bypasses(), [(BypassOutcome::Failed, UNKNOWN_GPUS.into(), 1)]);
+        assert!(strip.bypass.watched.lock().is_empty());
     }
 
     #[tokio::test]
@@ -741,7 +781,9 @@ mod tests {
         let cdi: Vec<String> = access_of(&pod("team"), &asking).cdi_devices.into_iter().collect();
         assert_eq!(cdi, ["nvidia.com/gpu=0", "nvidia.com/gpu=1"]);
         let copied = PodSandbox { annotations: asking.annotations.clone(), ..pod("team") };
-        assert_eq!(access_of(&copied, &asking).cdi_devices, ["nvidia.com/gpu=0".to_owned()].into());
+        let access = access_of(&copied, &asking);
+        assert_eq!(access.cdi_devices, ["nvidia.com/gpu=0".to_owned()].into());
+        assert_eq!(access.annotations, ["cdi.k8s.io/x".to_owned()].into());
     }
 
     #[test]

@@ -80,13 +80,13 @@ impl ContainerCgroup {
     }
 
     /// The cgroup of a container with this id, which is this cgroup or one above it: an init system in the container moves
-    /// its first process. Runtimes name a container's cgroup by its id.
-    pub(crate) fn of_whole_container(self, id: &str) -> Self {
+    /// its first process. `None` if no name has the id, by which runtimes name a container's cgroup: the process's id may be that
+    /// of another process by now.
+    pub(crate) fn of_whole_container(&self, id: &str) -> Option<Self> {
         let whole = self.path.ancestors().filter(|folder| {
             folder.file_name().is_some_and(|name| name.to_str().is_some_and(|name| name.contains(id)))
         });
-        let whole = whole.last().map(Path::to_owned);
-        whole.map_or(self, |path| Self { path })
+        whole.last().map(|path| Self { path: path.to_owned() })
     }
 
     #[cfg(test)]
@@ -154,18 +154,16 @@ mod tests {
     #[test]
     fn the_cgroup_of_a_whole_container_has_its_id() {
         for (path, expected) in [
-            ("/c/kubepods/pod1/4711", "/c/kubepods/pod1/4711"),
+            ("/c/kubepods/pod1/4711", Some("/c/kubepods/pod1/4711")),
             (
                 "/c/kubepods.slice/cri-containerd-4711.scope/init.scope",
-                "/c/kubepods.slice/cri-containerd-4711.scope",
+                Some("/c/kubepods.slice/cri-containerd-4711.scope"),
             ),
-            ("/c/kubepods/crio-4711.scope/container", "/c/kubepods/crio-4711.scope"),
-            ("/c/kubepods/other", "/c/kubepods/other"),
+            ("/c/kubepods/crio-4711.scope/container", Some("/c/kubepods/crio-4711.scope")),
+            ("/c/kubepods/other", None),
         ] {
-            assert_eq!(
-                ContainerCgroup::at(Path::new(path)).of_whole_container("4711").path(),
-                Path::new(expected)
-            );
+            let found = ContainerCgroup::at(Path::new(path)).of_whole_container("4711");
+            assert_eq!(found.as_ref().map(ContainerCgroup::path), expected.map(Path::new), "{path}");
         }
     }
 

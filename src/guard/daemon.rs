@@ -161,7 +161,8 @@ impl Following<'_> {
                 (deletions.of(&ledger), bypass_rules(&ledger))
             };
             let message = Daemon {
-                bypass: Some(bypass),
+                // Until the pods are known, the guard goes on with what it was sent before.
+                bypass: known.map(|_| bypass),
                 deletions: known.unwrap_or(PodDeletions::Some).into(),
                 is_driver_released,
                 are_deletions_unknown_yet: known.is_none(),

@@ -31,6 +31,8 @@ GRANT = f"0000002a-%d {GPU}=4096"
 #: Bytes of each container's environment.
 ENVIRONMENT_BYTES = 2000
 IDLE_SECONDS = 30
+#: Threads of tokio end after ten seconds without work.
+SETTLE_SECONDS = 12
 CGROUPS = [Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified")]
 
 
@@ -70,10 +72,13 @@ def started(stack: ExitStack, args: list, log: Path, environment: dict) -> subpr
     return child
 
 
-def wakeups(pid: int) -> int:
-    """How often the process's threads have run after a wait."""
-    lines = [line for task in Path(f"/proc/{pid}/task").iterdir() for line in (task / "status").read_text().splitlines()]
-    return sum(int(line.split()[1]) for line in lines if line.startswith("voluntary_ctxt_switches"))
+def wakeups(pid: int) -> dict[str, int]:
+    """How often each thread of the process has run after a wait."""
+    counts = {}
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        lines = (task / "status").read_text(encoding="ascii").splitlines()
+        counts[task.name] = next(int(line.split()[1]) for line in lines if line.startswith("voluntary_ctxt_switches"))
+    return counts
 
 
 def pss_mib(pid: int) -> float:
@@ -85,7 +90,7 @@ def measured(runtime_program: Path) -> dict[str, float]:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="berth-bench-guard-")))
         root, pid = stack.enter_context(process_in_cgroup())
-        gpu = {"uuid": GPU, "name": "NVIDIA H100 80GB HBM3", "memory_total_mib": 81559}
+        gpu = {"uuid": GPU, "name": "NVIDIA H100", "memory_total_mib": 81559, "pci_bus_id": "00000000:01:00.0"}
         (folder / "gpus.json").write_text(json.dumps({"gpus": [gpu], "memory_limits": "dmem"}), encoding="utf-8")
         settings = {
             "nodeName": "bench",
@@ -112,12 +117,14 @@ def measured(runtime_program: Path) -> dict[str, float]:
         if not line:
             raise SystemExit(f"bench-guard: the runtime failed: {runtime.stderr.read()}\n{log.read_text(errors='replace')[-2000:]}")
         result = json.loads(line)
-        limited = pid is not None and f"{GPU}" in "".join(p.name for p in (folder / "gpus.limits").iterdir())
-        # What follows the last container has ended by then.
-        time.sleep(3)
+        limits = folder / "gpus.limits"
+        limited = limits.is_dir() and any(GPU in file.name for file in limits.iterdir())
+        # What follows the last container has ended by then, and so have threads that wait for work.
+        time.sleep(SETTLE_SECONDS)
         before = wakeups(guard.pid)
         time.sleep(IDLE_SECONDS)
-        rest = (wakeups(guard.pid) - before) / IDLE_SECONDS
+        after = wakeups(guard.pid)
+        rest = sum(count - before.get(thread, 0) for thread, count in after.items()) / IDLE_SECONDS
         figures = {
             "start_p50": result["addedP50Us"] / 1000,
             "start_p99": result["addedP99Us"] / 1000,

@@ -131,18 +131,22 @@ impl UnallocatedAccess {
     }
 }
 
-/// The most characters of a pod's own text that are repeated.
-const TEXT_MAX: usize = 80;
+/// The most bytes of a pod's own text that are repeated, after characters that cannot be printed were escaped.
+const TEXT_BYTES_MAX: usize = 120;
 
 impl fmt::Display for UnallocatedAccess {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let cut = |text: &str| text.chars().take(TEXT_MAX).collect::<String>();
+        let cut = |text: &str| {
+            let mut quoted = format!("{text:?}");
+            quoted.truncate(quoted.floor_char_boundary(TEXT_BYTES_MAX));
+            quoted
+        };
         match self {
-            Self::VisibleDevices(value) => write!(f, "{VISIBLE_DEVICES} is {:?}", cut(value)),
+            Self::VisibleDevices(value) => write!(f, "{VISIBLE_DEVICES} is {}", cut(value)),
             Self::Mount(target) => {
-                write!(f, "{:?} is mounted, which names GPUs to NVIDIA's runtime", cut(target))
+                write!(f, "{} is mounted, which names GPUs to NVIDIA's runtime", cut(target))
             }
-            Self::Annotation(key) => write!(f, "its pod has the annotation {:?}, which names GPUs", cut(key)),
+            Self::Annotation(key) => write!(f, "its pod has the annotation {}, which names GPUs", cut(key)),
             Self::Privileged => f.write_str("it is privileged, and so can open every device of the node"),
         }
     }
@@ -185,10 +189,10 @@ pub fn judge(
         || pod.has_claims
         || access.cdi_devices.difference(&allocated.cdi_devices).next().is_some();
     let mut is_refused = false;
-    // Every image of CUDA has the variable: the GPUs of others can be beside it.
+    // Every image of CUDA has the variable, so that a container which runs with GPUs of others has it, too.
     if let Some(value) = &access.visible_devices
         && names_others(value, allocated)
-        && (pod.sets_visible_devices || !is_of_others)
+        && (phase == Phase::Created || pod.sets_visible_devices || !is_of_others)
     {
         verdict.unallocated.push(UnallocatedAccess::VisibleDevices(value.clone()));
         verdict.visible_devices = Some(allocated_value(allocated));
@@ -428,8 +432,10 @@ mod tests {
 
     #[test]
     fn a_text_of_the_pod_is_cut_and_escaped() {
-        let text = UnallocatedAccess::Mount("\u{7f}".repeat(4000)).to_string();
-        assert!(text.len() < 700 && !text.contains('\u{7f}'), "{}", text.len());
+        for character in ["\u{7f}", "\u{e0001}", "\u{1f980}"] {
+            let text = UnallocatedAccess::Mount(character.repeat(4000)).to_string();
+            assert!(text.len() < 200 && !text.contains('\u{7f}'), "{}", text.len());
+        }
     }
 
     const VALUES: [&str; 5] = ["GPU-a", "GPU-b", "all", "void", ""];
@@ -466,8 +472,8 @@ mod tests {
     const ACTIONS: [BypassAction; 3] = [BypassAction::Report, BypassAction::Strip, BypassAction::Deny];
 
     proptest! {
-        /// I13: a container that has only what was allocated to it keeps it, and so does one with GPUs of another source, whatever its
-        /// image sets.
+        /// I13: a container that has only what was allocated to it keeps it, and so does one with GPUs of another source, even if it is
+        /// privileged.
         #[test]
         fn what_was_allocated_stays(access in any_access(), allocated in any_allocated(), pod in 0usize..3, action in 0usize..3) {
             let (pod, action) = (PODS[pod], ACTIONS[action]);
@@ -483,9 +489,9 @@ mod tests {
                 prop_assert!(verdict.removed_mounts.iter().all(|target| !allocated.mounts.contains(target)));
                 let of_others = allocated.has_unknown_gpus || pod.has_claims || !access.cdi_devices.is_subset(&allocated.cdi_devices);
                 prop_assert!(!(of_others && verdict.denies_devices));
-                let of_image = ContainerAccess { visible_devices: access.visible_devices.clone(), is_privileged: true, ..had.clone() };
-                if of_others && !pod.sets_visible_devices && access.cdi_devices.is_subset(&allocated.cdi_devices) {
-                    prop_assert_eq!(judge(action, &of_image, &allocated, pod, phase), Verdict::default());
+                let privileged = ContainerAccess { is_privileged: true, ..had.clone() };
+                if allocated.has_unknown_gpus || pod.has_claims {
+                    prop_assert_eq!(judge(action, &privileged, &allocated, pod, phase), Verdict::default());
                 }
                 let changes = verdict.is_refused || verdict.denies_devices || verdict.is_not_stopped
                     || verdict.visible_devices.is_some() || !verdict.removed_mounts.is_empty();

@@ -149,6 +149,11 @@ ROWS = [
                 about="Only nodes with `berth guard`.",
             ),
             Panel(
+                "Memory of containers with limits",
+                [(_of("berth_memory_limit_used_bytes"), "GPU {{gpu}} of {{instance}}")],
+                "bytes",
+            ),
+            Panel(
                 "XIDs and changes of health",
                 [
                     (f"sum by (instance, gpu, code) ({_increase('berth_gpu_xids_total')})", "XID {{code}} of GPU {{gpu}} of {{instance}}"),

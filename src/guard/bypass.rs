@@ -7,9 +7,9 @@ use crate::device_filter::DeniedDevices;
 use crate::plugin::Refusal;
 use crate::settings::Settings;
 use crate::state::GuardState;
-use berth_kernel::evidence::pods::VISIBLE_DEVICES;
+use berth_kernel::evidence::pods::{DEVICE_MOUNTS, VISIBLE_DEVICES};
 use berth_kernel::grants::bypass::{
-    Allocated, BypassAction, ContainerAccess, DEVICE_MOUNTS, MOUNT_SOURCE, NRI_ANNOTATIONS, Phase, PodFacts,
+    Allocated, BypassAction, ContainerAccess, MOUNT_SOURCE, NRI_ANNOTATIONS, Phase, PodFacts,
     UnallocatedAccess, Verdict, cdi_devices, is_gpu, judge, visible_devices,
 };
 use berth_kernel::ids::names::PartId;
@@ -146,7 +146,7 @@ impl BypassGuard {
     pub(crate) async fn start(&self, pod: &PodSandbox, container: &Container) {
         let is_watched = self.watched.lock().contains_key(&container.id);
         if !is_watched {
-            // One that was created before the guard was connected. All others were checked when they were created.
+            // It may have been created before the guard was connected. In one that was checked then, nothing is found.
             self.judge_running(pod, container, "").await;
         } else if let Some(watched) = self.watched.lock().get_mut(&container.id) {
             watched.container.pid = container.pid;
@@ -718,7 +718,7 @@ mod tests {
         let cgroup = ContainerCgroup::at(&folder);
         setup.bypass.watched.lock().get_mut("c").unwrap().cgroup = Some(cgroup);
         setup.bypass.deny_devices("c").await;
-        // A machine without NVIDIA's driver has nothing to close.
+        // Without NVIDIA's driver there is nothing to deny.
         let outcomes: Vec<_> =
             setup.bypasses().into_iter().map(|(outcome, _, count)| (outcome, count)).collect();
         let has_driver = !majors(&fs::read_to_string(DRIVERS).unwrap()).is_empty();

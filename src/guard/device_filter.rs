@@ -68,8 +68,8 @@ impl DeniedDevices {
             rules.extend((0..=MINOR_MAX).map(|minor| format!("c {major}:{minor} rwm")));
         }
         if let Some((major, open)) = &self.all_but {
-            let closed = (0..=MINOR_MAX).filter(|minor| !open.contains(minor));
-            rules.extend(closed.map(|minor| format!("c {major}:{minor} rwm")));
+            let denied = (0..=MINOR_MAX).filter(|minor| !open.contains(minor));
+            rules.extend(denied.map(|minor| format!("c {major}:{minor} rwm")));
         }
         rules
     }
@@ -80,16 +80,16 @@ impl DeniedDevices {
     /// # Errors
     /// If it allows one.
     fn check_v1(&self, list: &str) -> io::Result<()> {
-        let is_closed = |line: &str| {
+        let is_allowed = |line: &str| {
             let numbers = line.strip_prefix("c ")?.split(' ').next()?;
             let (major, minor) = numbers.split_once(':')?;
             let major = major.parse().ok()?;
-            let among_all_but = self.all_but.as_ref().is_some_and(|(closed, open)| {
-                *closed == major && minor.parse().ok().is_none_or(|minor| !open.contains(&minor))
+            let among_all_but = self.all_but.as_ref().is_some_and(|(denied, open)| {
+                *denied == major && minor.parse().ok().is_none_or(|minor| !open.contains(&minor))
             });
             (among_all_but || self.majors.contains(&major)).then(|| line.to_owned())
         };
-        match list.lines().find_map(is_closed) {
+        match list.lines().find_map(is_allowed) {
             Some(line) => Err(io::Error::other(format!("its device cgroup still allows `{line}`"))),
             None => Ok(()),
         }
@@ -390,8 +390,8 @@ mod tests {
 
     #[test]
     fn the_program_denies_these_devices_and_no_other() {
-        let closed = DeniedDevices { majors: [7, 9].into(), all_but: Some((195, [1, 255].into())) };
-        let program = closed.program();
+        let denied = DeniedDevices { majors: [7, 9].into(), all_but: Some((195, [1, 255].into())) };
+        let program = denied.program();
         for (kind, major, minor, expected) in [
             (2, 7, 0, 0),
             (2, 9, 3, 0),
@@ -408,8 +408,8 @@ mod tests {
 
     #[test]
     fn v1_gets_a_rule_for_each_denied_minor() {
-        let closed = DeniedDevices { majors: [7].into(), all_but: Some((195, [1].into())) };
-        let rules = closed.v1_rules();
+        let denied = DeniedDevices { majors: [7].into(), all_but: Some((195, [1].into())) };
+        let rules = denied.v1_rules();
         assert_eq!((rules.len(), rules[0].as_str()), (1 + 256 + 255, "c 7:* rwm"));
         assert!(rules.contains(&"c 195:0 rwm".into()) && !rules.contains(&"c 195:1 rwm".into()));
         for (list, expected) in [
@@ -420,7 +420,7 @@ mod tests {
             ("c 195:* rwm\n", false),
             ("c 195:2 r\n", false),
         ] {
-            assert_eq!(closed.check_v1(list).is_ok(), expected, "{list:?}");
+            assert_eq!(denied.check_v1(list).is_ok(), expected, "{list:?}");
         }
     }
 
@@ -457,13 +457,13 @@ mod tests {
     #[test]
     fn the_kernel_refuses_the_open_of_a_denied_device() {
         // /dev/null is 1:3, /dev/zero 1:5, /dev/tty 5:0.
-        let closed = DeniedDevices { majors: [5].into(), all_but: Some((1, [3].into())) };
+        let denied = DeniedDevices { majors: [5].into(), all_but: Some((1, [3].into())) };
         let mut tried = 0;
         for root in ["/sys/fs/cgroup", "/sys/fs/cgroup/unified", "/sys/fs/cgroup/devices"] {
             let is_root = Path::new(root).join("cgroup.controllers").exists() || root.ends_with("devices");
             let Some(cgroup) = Cgroup::new(root).filter(|_| is_root) else { continue };
             assert!(cgroup.opens("/dev/zero"), "{root}");
-            match closed.apply_to(&cgroup.0) {
+            match denied.apply_to(&cgroup.0) {
                 // A container without the right to use BPF.
                 Err(error) if error.kind() == io::ErrorKind::PermissionDenied => continue,
                 result => result.unwrap_or_else(|error| panic!("{root}: {error}")),
@@ -483,7 +483,7 @@ mod tests {
             assert_eq!(single.opens("/dev/null"), !root.ends_with("devices"), "{root}");
             drop(single);
             // Once more is no other program.
-            closed.apply_to(&cgroup.0).unwrap();
+            denied.apply_to(&cgroup.0).unwrap();
             if !root.ends_with("devices") {
                 assert_eq!(bpf::attached(&File::open(&cgroup.0).unwrap()).unwrap().len(), 1, "{root}");
             }
@@ -491,7 +491,7 @@ mod tests {
             assert!(cgroup.opens("/dev/null"), "{root}");
             tried += 1;
         }
-        // As in a container; a machine with root's rights can close devices in one hierarchy at least.
+        // None without root's rights, or where the cgroups are read-only.
         eprintln!("denied devices in {tried} hierarchies of cgroups");
     }
 }

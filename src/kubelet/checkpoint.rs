@@ -152,7 +152,7 @@ pub fn allocated_to(folder: &Path, pod_uid: &str, container: &str) -> Result<All
     Ok(allocated)
 }
 
-/// Adds what one plugin gave.
+/// Adds what one plugin allocated.
 fn add_response(allocated: &mut Allocated, response: ContainerAllocateResponse) {
     let grants = response.annotations.iter().filter(|(key, _)| annotation::is_key(key));
     let granted = grants.filter_map(|(_, value)| GrantAnnotation::parse(value).ok());
@@ -161,13 +161,13 @@ fn add_response(allocated: &mut Allocated, response: ContainerAllocateResponse) 
     let mounts: Vec<_> = response.mounts.into_iter().map(|mount| mount.container_path).collect();
     let mut cdi: Vec<_> = response.cdi_devices.into_iter().map(|device| device.name).collect();
     cdi.extend(cdi_devices(response.annotations.iter().map(|(key, value)| (key.as_str(), value.as_str()))));
-    // The resources of a network card, for example, give no GPU.
-    let gives_gpus = visible.is_some()
+    // The resource of a network card, for example, is no GPU.
+    let has_gpus = visible.is_some()
         || mounts.iter().any(|target| PodBypass::mounts_gpus(target))
         || response.devices.iter().any(|node| node.host_path.contains("/nvidia"))
         || cdi.iter().any(|name| is_gpu(name));
     // An older release of Berth has no parts in its response.
-    allocated.has_unknown_gpus |= parts.is_empty() && gives_gpus;
+    allocated.has_unknown_gpus |= parts.is_empty() && has_gpus;
     allocated.parts.extend(parts);
     allocated.visible_devices.extend(visible);
     allocated.mounts.extend(mounts);

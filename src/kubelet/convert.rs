@@ -6,7 +6,7 @@ use super::wire::v1beta1::{NumaNode, TopologyInfo};
 use super::wire::{HEALTHY, UNHEALTHY};
 use crate::edits::{DeviceListStrategy, Edits, MpsEdits, ResourceEdits, device_name};
 use berth_kernel::evidence::part_use;
-use berth_kernel::evidence::pods::VISIBLE_DEVICES;
+use berth_kernel::evidence::pods::{DEVICE_MOUNTS, VISIBLE_DEVICES};
 use berth_kernel::grants::allocation::{Allocation, Limits};
 use berth_kernel::grants::annotation::{self, ALLOCATION_VARIABLE, GrantAnnotation};
 use berth_kernel::hardware::gpu::Part;
@@ -17,8 +17,6 @@ use std::collections::BTreeSet;
 
 /// The value with which NVIDIA's runtime adds nothing to a container.
 const NO_DEVICES: &str = "void";
-/// The folder whose mounts name devices to NVIDIA's runtimes.
-const MOUNTS_ROOT: &str = "/var/run/nvidia-container-devices";
 
 /// A key that differs between two resources of one container: the kubelet merges their environments
 /// and keeps only one of two equal keys.
@@ -165,9 +163,9 @@ fn add_strategy(
         DeviceListStrategy::VolumeMounts => {
             // The variable then holds the mounts' folder, even if `envvar` is also set: a runtime that
             // accepts GPUs from mounts only, so that images cannot name their own, rejects names in it.
-            response.envs.insert(VISIBLE_DEVICES.to_owned(), MOUNTS_ROOT.to_owned());
+            response.envs.insert(VISIBLE_DEVICES.to_owned(), DEVICE_MOUNTS.to_owned());
             response.mounts.extend(names.iter().map(|name| Mount {
-                container_path: format!("{MOUNTS_ROOT}/{name}"),
+                container_path: format!("{DEVICE_MOUNTS}/{name}"),
                 host_path: "/dev/null".to_owned(),
                 read_only: false,
             }));

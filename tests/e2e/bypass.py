@@ -47,7 +47,7 @@ while sleep 1; do tries; done &
 
 def variables(bench: Bench) -> None:
     """A pod that names all GPUs itself sees none. One that was granted a GPU has the variable twice, which no plugin of the
-    runtime can change, so that the device nodes of the other GPUs are closed to it."""
+    runtime can change, so that it is denied the device nodes of the other GPUs."""
     _set_action(bench, "strip")
     takes = Pod("takes", [Container("main", {}, env=ALL)])
     old = Pod("old", [Container("main", {}, env={"CUDA_VERSION": "9.0"})])
@@ -99,7 +99,7 @@ def privileged(bench: Bench) -> str:
 
 
 def privileged_before(bench: Bench) -> None:
-    """To one that was started without the guard, devices are closed when the guard is there again."""
+    """One that was started without the guard is denied devices when the guard is there again."""
     guard: Process = bench.shared
     guard.kill()
     takes = Pod("earlier", [Container("main", {}, extra=_TRIES, privileged=True)])
@@ -107,7 +107,7 @@ def privileged_before(bench: Bench) -> None:
     _expect_opened(takes, set(_NODES))
     guard.start()
     connected(bench)
-    until("the devices are closed", CHECK_SECONDS, lambda: _opened(takes) == set())
+    until("the devices are denied", CHECK_SECONDS, lambda: _opened(takes) == set())
     bypass = bench.berth.container_bypasses()[takes.name, "main"]
     if bypass["outcome"] != "stripped" or "ran before" not in bypass.get("why", ""):
         raise TestError(f"the API shows {bypass}")
@@ -260,8 +260,8 @@ SCENARIOS = [
             "bypass: a pod that names all GPUs sees none, and kube-system is exempt": variables,
             "bypass: a mount that names GPUs is removed": mounts,
             "bypass: a privileged pod opens the GPU that it was granted, or none": privileged,
-            "bypass: devices are closed to a privileged pod that ran before the guard": privileged_before,
-            "bypass: with cgroup v1 devices are closed as well": privileged_v1,
+            "bypass: a privileged pod that ran before the guard is denied devices": privileged_before,
+            "bypass: with cgroup v1 devices are denied as well": privileged_v1,
             "bypass: with deny such pods are refused with what to request, and others run": denied,
         },
         cluster=True,

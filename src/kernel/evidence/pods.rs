@@ -285,9 +285,9 @@ pub enum BypassKind {
 /// The variable by which NVIDIA's container runtime selects GPUs, whatever set it.
 pub const VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
 
-/// The folder below `/var/run` in which NVIDIA's container runtime takes the names of mounts as GPUs (strategy
-/// `volume-mounts`).
-pub const DEVICE_MOUNTS: &str = "nvidia-container-devices";
+/// The folder below which NVIDIA's container runtime takes the targets of mounts as names of GPUs (strategy
+/// `volume-mounts`; nvidia-container-toolkit: `requestsFromMounts`).
+pub const DEVICE_MOUNTS: &str = "/var/run/nvidia-container-devices";
 
 impl PodBypass {
     /// The most explicit bypass of a pod's containers; of equal ones the first.
@@ -299,7 +299,8 @@ impl PodBypass {
     /// Whether a mount at this path names GPUs, in any spelling of the path.
     #[must_use]
     pub fn mounts_gpus(path: &str) -> bool {
-        path.contains(DEVICE_MOUNTS)
+        // `/var/run` is often a link, and a path may have empty parts.
+        DEVICE_MOUNTS.rsplit('/').next().is_some_and(|folder| path.contains(folder))
     }
 
     /// Whether a variable under this prefix may be [`VISIBLE_DEVICES`]. Without a prefix, such a source cannot be

@@ -62,7 +62,7 @@ pub struct ContainerAccess {
     /// Whether the environment has that variable more than once: the runtime's plugins change only the first one, and the
     /// last one counts.
     pub has_variable_twice: bool,
-    /// The targets of mounts that name GPUs ([`DEVICE_MOUNTS`]).
+    /// The targets of mounts that name GPUs ([`crate::evidence::pods::DEVICE_MOUNTS`]).
     pub mounts: BTreeSet<String>,
     /// Annotations of the pod by which NVIDIA's plugin of the runtime adds GPUs ([`NRI_ANNOTATIONS`]).
     pub annotations: BTreeSet<String>,
@@ -226,10 +226,7 @@ pub fn judge(
     verdict
 }
 
-/// The folder below which NVIDIA's runtime takes the targets of mounts of [`MOUNT_SOURCE`] as names of GPUs
-/// (nvidia-container-toolkit: `requestsFromMounts`).
-pub const DEVICE_MOUNTS: &str = "/var/run/nvidia-container-devices";
-/// See [`DEVICE_MOUNTS`].
+/// The source of the mounts whose targets name GPUs, below [`crate::evidence::pods::DEVICE_MOUNTS`].
 pub const MOUNT_SOURCE: &str = "/dev/null";
 /// The domain of a pod's annotations by which NVIDIA's plugin of the runtime adds CDI devices (nvidia-container-toolkit:
 /// `container/runtime/nri/plugin.go`).

@@ -590,12 +590,8 @@ mod tests {
 
         /// What was done: outcome, why, and how often.
         fn bypasses(&self) -> Vec<(BypassOutcome, String, u32)> {
-            let published = self.guard.published.borrow();
-            published
-                .bypasses
-                .iter()
-                .map(|bypass| (bypass.outcome(), bypass.why.clone(), bypass.count))
-                .collect()
+            let bypasses = self.guard.published().bypasses.into_iter();
+            bypasses.map(|bypass| (bypass.outcome(), bypass.why.clone(), bypass.count)).collect()
         }
     }
 

@@ -1,7 +1,8 @@
 //! The daemon's side of the connection: it tells the keeper what the guard shows, and the guard whether pods are being
 //! deleted.
 
-use crate::link::{Link, Published, is_of_trusted_user};
+use crate::link::{Link, is_of_trusted_user};
+use crate::published::Published;
 use berth_core::keeper::CommandError;
 use berth_core::{GuardDriverState, GuardDriverUse, KernelHandle, next_beat};
 use berth_kernel::evidence::limits::{LimitReading, LimitState, LimitSupport, MemoryLimit};

@@ -13,6 +13,7 @@
 //!     bypass      containers that can use GPUs that were not allocated to them
 //!     device_filter  device nodes to which a cgroup is denied access
 //!     state       what is known of all of them
+//!     published   what daemons are shown of it
 //!     process     puts these together  ──── link ────────────┘
 //! ```
 
@@ -26,6 +27,7 @@ mod limiter;
 mod link;
 mod plugin;
 mod process;
+mod published;
 mod session;
 mod settings;
 mod state;

@@ -319,15 +319,20 @@ impl Limiter {
         let all = self.guard.limited();
         let is_starting = self.starting.lock().clone();
         self.times_changed.lock().retain(|(id, _), _| all.iter().any(|(known, ..)| known == id));
+        let mut checked = Vec::new();
         for (id, cgroup, limits) in all.into_iter().filter(|(id, ..)| !is_starting.contains(id)) {
             for limit in limits.into_iter().filter(|limit| works(&limit.gpu)) {
                 let now = self.check_limit(nvml, &id, cgroup.path(), limit.clone());
                 if now.state != limit.state || now.why != limit.why {
                     log(&id, &now);
                 }
-                self.guard.update(|known| known.set_limit(&id, now));
+                checked.push((id.clone(), now));
             }
         }
+        // At once, so that the daemon is sent one message.
+        self.guard.update(|known| {
+            checked.into_iter().fold(false, |is_new, (id, now)| known.set_limit(&id, now) | is_new)
+        });
     }
 
     /// Whether a container has a limit on a GPU that NVML did not list when it was opened, some time ago: the GPU may have
@@ -537,15 +542,13 @@ fn set_all(nvml: &NvmlLimits, cgroup: &Path, limits: Vec<MemoryLimit>) -> Vec<Me
 
 /// Sets a limit and reads it back.
 fn set_one(nvml: &NvmlLimits, cgroup: &Path, gpu: &GpuId, granted_mib: u64) -> Result<LimitReading, String> {
-    nvml.set(gpu, cgroup, granted_mib).map_err(|error| error.to_string())?;
-    match nvml.get(gpu, cgroup) {
-        Ok(Some(now)) if matches_granted(now.limit_mib, granted_mib) => Ok(reading_of(now)),
-        Ok(Some(now)) => {
+    match nvml.set(gpu, cgroup, granted_mib).map_err(|error| error.to_string())? {
+        Some(now) if matches_granted(now.limit_mib, granted_mib) => Ok(reading_of(now)),
+        Some(now) => {
             let limit_mib = now.limit_mib;
             Err(format!("NVML reports a limit of {limit_mib} MiB after a limit of {granted_mib} MiB was set"))
         }
-        Ok(None) => Err("NVML reports no limit after one was set".into()),
-        Err(error) => Err(format!("the limit was set, but cannot be read back: {error}")),
+        None => Err("NVML reports no limit after one was set".into()),
     }
 }
 

@@ -1,13 +1,11 @@
 //! The socket between guard and daemon: messages of `proto/guard_v1.proto`, each with its length before it. The guard
 //! listens, since its connection to the runtime must outlive restarts of the daemon.
 
-use berth_proto::guard::{
-    BypassRules, Container, ContainerBypass, ContainerBypasses, Daemon, PodDeletions, Status, Update,
-};
+use crate::state::GuardState;
+use berth_proto::guard::{BypassRules, Daemon, PodDeletions, Update};
 use bytes::{Bytes, BytesMut};
 use futures_util::{SinkExt as _, StreamExt as _};
 use prost::Message;
-use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, ErrorKind};
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,61 +20,11 @@ const MESSAGE_BYTES_MAX: usize = 4 << 20;
 const CONNECTIONS_MAX: usize = 4;
 /// How long the other side may take to read a message.
 const WRITE_MAX: Duration = Duration::from_secs(5);
+/// The changes of so long are sent as one, so that a container's creation, start and limits are one message to the daemon, which
+/// is not busy with them while the container starts.
+const COLLECTED: Duration = Duration::from_millis(10);
 /// The wait after a failed accept, which would fail again at once while no file descriptors are left.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
-
-/// What the guard shows to daemons.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Published {
-    pub(crate) status: Status,
-    /// UIDs of the pods whose sandbox runs.
-    pub(crate) pods: BTreeSet<String>,
-    /// Containers with allocations, by id.
-    pub(crate) containers: BTreeMap<String, Arc<Container>>,
-    /// What the guard did about containers that could use GPUs that were not allocated to them.
-    pub(crate) bypasses: Vec<ContainerBypass>,
-}
-
-impl Published {
-    /// All of it.
-    fn whole(&self) -> Update {
-        Update { is_whole: true, ..self.since(&Self::default()) }
-    }
-
-    /// What has changed since `before`.
-    fn since(&self, before: &Self) -> Update {
-        let is_new =
-            |(id, container): &(&String, &Arc<Container>)| before.containers.get(*id) != Some(*container);
-        let removed = before.containers.keys().filter(|id| !self.containers.contains_key(*id));
-        Update {
-            is_whole: false,
-            status: (self.status != before.status).then(|| self.status.clone()),
-            containers: self.containers.iter().filter(is_new).map(|(_, one)| Container::clone(one)).collect(),
-            removed_containers: removed.cloned().collect(),
-            pods: self.pods.difference(&before.pods).cloned().collect(),
-            removed_pods: before.pods.difference(&self.pods).cloned().collect(),
-            container_bypasses: (self.bypasses != before.bypasses)
-                .then(|| ContainerBypasses { containers: self.bypasses.clone() }),
-        }
-    }
-
-    /// Takes over what the guard sent.
-    pub(crate) fn apply(&mut self, update: Update) {
-        if update.is_whole {
-            *self = Self::default();
-        }
-        if let Some(status) = update.status {
-            self.status = status;
-        }
-        if let Some(ContainerBypasses { containers }) = update.container_bypasses {
-            self.bypasses = containers;
-        }
-        self.pods.retain(|uid| !update.removed_pods.contains(uid));
-        self.pods.extend(update.pods);
-        update.removed_containers.iter().for_each(|id| drop(self.containers.remove(id)));
-        self.containers.extend(update.containers.into_iter().map(|one| (one.id.clone(), Arc::new(one))));
-    }
-}
 
 /// The newest messages of daemons.
 #[derive(Debug)]
@@ -134,11 +82,7 @@ impl Link {
 }
 
 /// Serves daemons until it is dropped.
-pub(crate) async fn serve(
-    listener: UnixListener,
-    published: watch::Receiver<Arc<Published>>,
-    messages: DaemonMessages,
-) {
+pub(crate) async fn serve(listener: UnixListener, guard: Arc<GuardState>, messages: DaemonMessages) {
     let messages = Arc::new(messages);
     let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     loop {
@@ -162,9 +106,9 @@ pub(crate) async fn serve(
             );
             continue;
         };
-        let (published, messages, places) = (published.clone(), Arc::clone(&messages), Arc::clone(&places));
+        let (guard, messages, places) = (Arc::clone(&guard), Arc::clone(&messages), Arc::clone(&places));
         tokio::spawn(async move {
-            if let Err(error) = serve_daemon(Link::new(socket), published, &messages).await {
+            if let Err(error) = serve_daemon(Link::new(socket), &guard, &messages).await {
                 tracing::warn!(%error, "the connection to the daemon failed");
             }
             drop(place);
@@ -182,12 +126,9 @@ pub(crate) fn is_of_trusted_user(socket: &UnixStream) -> bool {
 }
 
 /// Sends everything, then changes, until the daemon closes the connection.
-async fn serve_daemon(
-    mut link: Link,
-    mut published: watch::Receiver<Arc<Published>>,
-    messages: &DaemonMessages,
-) -> io::Result<()> {
-    let mut sent = Arc::clone(&published.borrow_and_update());
+async fn serve_daemon(mut link: Link, guard: &GuardState, messages: &DaemonMessages) -> io::Result<()> {
+    let mut changes = guard.changes();
+    let mut sent = guard.published();
     link.send(&sent.whole()).await?;
     loop {
         tokio::select! {
@@ -204,11 +145,11 @@ async fn serve_daemon(
                 }
                 None => return Ok(()),
             },
-            changed = published.changed() => {
-                if changed.is_err() {
-                    return Ok(());
-                }
-                let now = Arc::clone(&published.borrow_and_update());
+            // The sender is not dropped meanwhile.
+            _ = changes.changed() => {
+                sleep(COLLECTED).await;
+                changes.mark_unchanged();
+                let now = guard.published();
                 let update = now.since(&sent);
                 if update != Update::default() {
                     link.send(&update).await?;
@@ -222,76 +163,22 @@ async fn serve_daemon(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use proptest::collection::{btree_map, btree_set};
-    use proptest::prelude::*;
-
-    fn container(id: &str, pod: &str) -> Container {
-        Container { id: id.into(), pod: pod.into(), ..Container::default() }
-    }
-
-    fn published(run: u64, pods: &[&str], containers: &[(&str, &str)]) -> Published {
-        Published {
-            status: Status { run, ..Status::default() },
-            pods: pods.iter().map(|uid| (*uid).to_owned()).collect(),
-            containers: containers
-                .iter()
-                .map(|(id, pod)| ((*id).to_owned(), Arc::new(container(id, pod))))
-                .collect(),
-            bypasses: vec![ContainerBypass {
-                count: u32::try_from(run).unwrap(),
-                ..ContainerBypass::default()
-            }],
-        }
-    }
-
-    #[test]
-    fn only_what_changed_is_sent() {
-        let before = published(1, &["a", "b"], &[("c", "p"), ("d", "p")]);
-        let now = published(1, &["b"], &[("d", "p"), ("e", "p")]);
-        let update = now.since(&before);
-        assert_eq!(
-            (update.removed_pods, update.removed_containers),
-            (vec!["a".to_owned()], vec!["c".to_owned()])
-        );
-        assert_eq!((update.containers, update.pods), (vec![container("e", "p")], Vec::new()));
-        assert_eq!(update.status, None);
-        assert_eq!(now.since(&now), Update::default());
-    }
-
-    proptest! {
-        #[test]
-        fn changes_that_are_applied_give_what_was_published(
-            states in prop::collection::vec(
-                (0u64..3, btree_set("[a-d]", 0..4), btree_map("[a-d]", "[x-z]", 0..4)),
-                1..8,
-            ),
-        ) {
-            let states: Vec<Published> = states.iter().map(|(run, pods, containers)| {
-                let pods: Vec<_> = pods.iter().map(String::as_str).collect();
-                let containers: Vec<_> = containers.iter().map(|(id, pod)| (id.as_str(), pod.as_str())).collect();
-                published(*run, &pods, &containers)
-            }).collect();
-            let mut followed = published(9, &["old"], &[("old", "old")]);
-            followed.apply(states[0].whole());
-            for pair in states.windows(2) {
-                followed.apply(pair[1].since(&pair[0]));
-            }
-            prop_assert_eq!(&followed, states.last().unwrap());
-        }
-    }
+    use crate::published::Published;
+    use berth_proto::nri::{Container, PodSandbox};
 
     #[tokio::test]
     async fn a_daemon_gets_everything_then_changes_and_is_forgotten_once_it_is_gone() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("guard.sock");
-        let sender = watch::Sender::new(Arc::new(published(1, &["a"], &[("c", "p")])));
+        let guard = Arc::new(GuardState::new());
+        guard.set_status(|status| status.runtime = "containerd".into());
         let messages = DaemonMessages::default();
         let (mut known, released) = (messages.deletions.subscribe(), messages.is_driver_released.subscribe());
-        let serving = tokio::spawn(serve(UnixListener::bind(&path).unwrap(), sender.subscribe(), messages));
+        let serving = tokio::spawn(serve(UnixListener::bind(&path).unwrap(), Arc::clone(&guard), messages));
         let mut link = Link::new(UnixStream::connect(&path).await.unwrap());
         let mut followed = Published::default();
         followed.apply(link.receive().await.unwrap().unwrap());
-        assert_eq!(followed, **sender.borrow());
+        assert_eq!(followed, guard.published());
         let messages = Daemon {
             deletions: PodDeletions::Some.into(),
             is_driver_released: true,
@@ -300,9 +187,11 @@ mod tests {
         };
         link.send(&messages).await.unwrap();
         known.wait_for(|said| *said == Some(PodDeletions::Some)).await.unwrap();
-        sender.send_replace(Arc::new(published(2, &[], &[])));
+        let pod = PodSandbox { id: "s".into(), uid: "a".into(), ..PodSandbox::default() };
+        guard.update(|known| known.create(&pod, &Container::default()));
         followed.apply(link.receive().await.unwrap().unwrap());
-        assert_eq!(followed, **sender.borrow());
+        assert_eq!(followed.pods, ["a".to_owned()].into());
+        assert_eq!(followed, guard.published());
         drop(link);
         known.wait_for(Option::is_none).await.unwrap();
         assert!(*released.borrow(), "the driver was not resumed");

@@ -72,7 +72,7 @@ pub async fn run(settings: Settings) -> Result<(), GuardError> {
     };
     tracing::info!(socket = %settings.socket.display(), "the guard listens for the daemon");
     tokio::join!(
-        link::serve(listener, guard.published.subscribe(), messages),
+        link::serve(listener, Arc::clone(&guard), messages),
         keep_session(plugin, deletions),
         limiter.run(released),
         bypass.run(),
@@ -310,7 +310,7 @@ impl Plugin for Registered {
 mod tests {
     use super::*;
     use crate::link::Link;
-    use crate::link::Published;
+    use crate::published::Published;
     use crate::session::tests::Runtime;
     use crate::settings::LimitSettings;
     use berth_proto::guard::Daemon;
@@ -324,7 +324,7 @@ mod tests {
     async fn a_registration_waits_for_the_daemon_and_for_the_end_of_deletions() {
         let guard = GuardState::new();
         let sender = watch::Sender::new(None);
-        let why = || guard.published.borrow().status.why.clone();
+        let why = || guard.status().why;
         let mut receiver = sender.subscribe();
         let mut waiting = std::pin::pin!(wait_for_safe_registration(&guard, &mut receiver));
         assert_eq!(waiting.as_mut().now_or_never(), None);

@@ -2,17 +2,18 @@
 
 use crate::cgroup::ContainerCgroup;
 use crate::containers::Containers;
-use crate::link::Published;
+use crate::published::Published;
 use berth_proto::guard::{MemoryLimit, Status};
 use parking_lot::Mutex;
-use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 use tokio::sync::{Notify, watch};
 
 /// What the guard knows.
 pub(crate) struct GuardState {
     pub(crate) containers: Mutex<Containers>,
-    pub(crate) published: watch::Sender<Arc<Published>>,
+    status: Mutex<Status>,
+    /// Wakes the connections to daemons, which send what has changed. The container runtime waits for none of it.
+    changes: watch::Sender<()>,
     /// Wakes the sweep.
     pub(crate) left: Notify,
 }
@@ -27,25 +28,33 @@ impl GuardState {
             why: "the guard has just started".into(),
             ..Status::default()
         };
-        let published = watch::Sender::new(Arc::new(Published { status, ..Published::default() }));
-        Self { containers: Mutex::default(), published, left: Notify::new() }
+        Self {
+            containers: Mutex::default(),
+            status: Mutex::new(status),
+            changes: watch::Sender::default(),
+            left: Notify::new(),
+        }
     }
 
-    /// Changes what is known of containers, and publishes it if `change` says that it did.
+    /// Changes what is known of containers; `change` returns whether it did.
     pub(crate) fn update(&self, change: impl FnOnce(&mut Containers) -> bool) {
         let mut containers = self.containers.lock();
         if change(&mut containers) {
-            self.publish(&containers, |_| {});
+            if containers.has_left() {
+                self.left.notify_one();
+            }
+            self.changes.send_replace(());
         }
     }
 
     pub(crate) fn set_status(&self, change: impl FnOnce(&mut Status)) {
-        self.publish(&self.containers.lock(), change);
+        change(&mut self.status.lock());
+        self.changes.send_replace(());
     }
 
-    /// What is published of the guard itself.
+    /// What is known of the guard itself.
     pub(crate) fn status(&self) -> Status {
-        self.published.borrow().status.clone()
+        self.status.lock().clone()
     }
 
     /// The containers that have memory limits and a known cgroup.
@@ -53,30 +62,25 @@ impl GuardState {
         self.containers.lock().all_limited()
     }
 
-    fn publish(&self, containers: &Containers, change: impl FnOnce(&mut Status)) {
-        if containers.has_left() {
-            self.left.notify_one();
-        }
-        let mut status = self.published.borrow().status.clone();
-        change(&mut status);
-        let now = Published {
-            status,
+    /// Notifies of each change from now on.
+    pub(crate) fn changes(&self) -> watch::Receiver<()> {
+        self.changes.subscribe()
+    }
+
+    /// What daemons are sent.
+    pub(crate) fn published(&self) -> Published {
+        let containers = self.containers.lock();
+        Published {
+            status: self.status(),
             pods: containers.pods(),
             containers: containers.shown(),
             bypasses: containers.bypasses(),
-        };
-        self.published.send_if_modified(|published| {
-            let is_new = **published != now;
-            if is_new {
-                *published = Arc::new(now);
-            }
-            is_new
-        });
+        }
     }
 
     /// The guard is not connected; `why` is logged when it changes.
     pub(crate) fn set_unconnected(&self, why: String) {
-        if self.published.borrow().status.why != why {
+        if self.status.lock().why != why {
             tracing::warn!("the guard is not connected to the container runtime: {why}");
         }
         self.set_status(|status| (status.is_connected, status.why) = (false, why));

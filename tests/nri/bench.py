@@ -2,10 +2,12 @@
 """What `berth guard` costs: `just bench-guard`, or `python3 tests/nri/bench.py`.
 
 containerd's own NRI library acts as the runtime (main.go). It synchronizes 250 containers with grants, then creates and starts
-1,000 more, one after the other; the time of the two calls is what the guard adds to a container's start. The fake NVML keeps
-memory limits, and the guard sets and reads one for each container, where this program can make a cgroup of version 2 (root).
-Then the guard is idle for 30 s. Several rounds; each figure is the median. The last line of the output is
-`bench-guard: start_p99=MS sync=MS memory=MIB idle_wakeups=PER_S`.
+400 more, one each 20 ms, and ends each; the time of the two calls is what the guard adds to a container's start. Every second
+one has no grant (`plain`): its time is that of two calls of any plugin. The fake NVML keeps memory limits, and the guard sets
+and reads one for each container with a grant, where this program can make cgroups of version 2 (root). Then the guard is idle
+for 30 s, with the 250 containers. `memory` is its proportional share of resident memory; the anonymous part is what it allocated
+itself, and the rest is pages of the program. Several rounds; each figure is the median. Goals that are missed are named. The last
+line of the output is `bench-guard: start_p99=MS sync=MS memory=MIB idle_wakeups=PER_S`.
 """
 
 from __future__ import annotations
@@ -16,7 +18,6 @@ import os
 import signal
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from contextlib import ExitStack, contextmanager
@@ -37,8 +38,8 @@ CGROUPS = [Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified")]
 
 
 @contextmanager
-def process_in_cgroup():
-    """The folder of cgroup v2, and a process with a cgroup of its own there; without one, the folder and None."""
+def cgroup():
+    """The folder of cgroup v2, and one below it for the containers' cgroups; None if it cannot be made."""
     root = next((root for root in CGROUPS if (root / "cgroup.controllers").exists()), CGROUPS[0])
     folder = root / f"berth-bench-{os.getpid()}"
     try:
@@ -46,14 +47,16 @@ def process_in_cgroup():
     except OSError:
         yield root, None
         return
-    with subprocess.Popen(["sleep", "infinity"]) as child:
-        try:
-            (folder / "cgroup.procs").write_text(str(child.pid), encoding="ascii")
-            yield root, child.pid
-        finally:
-            child.kill()
-            child.wait()
-            folder.rmdir()
+    try:
+        yield root, folder
+    finally:
+        (folder / "cgroup.kill").write_text("1", encoding="ascii")
+        end = time.monotonic() + SECONDS
+        while "populated 1" in (folder / "cgroup.events").read_text(encoding="ascii") and time.monotonic() < end:
+            time.sleep(0.02)
+        for left in folder.glob("container-*"):
+            left.rmdir()
+        folder.rmdir()
 
 
 def started(stack: ExitStack, args: list, log: Path, environment: dict) -> subprocess.Popen:
@@ -81,15 +84,15 @@ def wakeups(pid: int) -> dict[str, int]:
     return counts
 
 
-def pss_mib(pid: int) -> float:
+def memory_mib(pid: int, field: str) -> float:
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:")) / 1024
 
 
 def measured(runtime_program: Path) -> dict[str, float]:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="berth-bench-guard-")))
-        root, pid = stack.enter_context(process_in_cgroup())
+        root, containers = stack.enter_context(cgroup())
         gpu = {"uuid": GPU, "name": "NVIDIA H100", "memory_total_mib": 81559, "pci_bus_id": "00000000:01:00.0"}
         (folder / "gpus.json").write_text(json.dumps({"gpus": [gpu], "memory_limits": "dmem"}), encoding="utf-8")
         settings = {
@@ -105,7 +108,7 @@ def measured(runtime_program: Path) -> dict[str, float]:
         config.write_text(json.dumps(settings), encoding="utf-8")
         environment = {"FAKE_NVML_CONFIG": str(folder / "gpus.json")}
         log = folder / "log"
-        hold = {**os.environ, "NRI_HOLD": "1", "NRI_GRANT": GRANT, "NRI_PID": str(pid or "")}
+        hold = {**os.environ, "NRI_HOLD": "1", "NRI_PACED": "1", "NRI_GRANT": GRANT, "NRI_CGROUP": str(containers or "")}
         command = [runtime_program, folder, str(CONTAINERS), str(ENVIRONMENT_BYTES)]
         runtime = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=hold)
         stack.callback(runtime.kill)
@@ -126,10 +129,13 @@ def measured(runtime_program: Path) -> dict[str, float]:
         after = wakeups(guard.pid)
         rest = sum(count - before.get(thread, 0) for thread, count in after.items()) / IDLE_SECONDS
         figures = {
+            "plain_p50": result["addedPlainP50Us"] / 1000,
+            "plain_p99": result["addedPlainP99Us"] / 1000,
             "start_p50": result["addedP50Us"] / 1000,
             "start_p99": result["addedP99Us"] / 1000,
             "sync": result["syncMs"],
-            "memory": pss_mib(guard.pid),
+            "memory": memory_mib(guard.pid, "Pss"),
+            "memory_anonymous": memory_mib(guard.pid, "Anonymous"),
             "idle_wakeups": rest,
         }
         runtime.stdin.close()
@@ -165,7 +171,6 @@ def main() -> None:
         f"bench-guard: start_p99={middle['start_p99']:.2f}ms sync={middle['sync']:.1f}ms "
         f"memory={middle['memory']:.1f}MiB idle_wakeups={middle['idle_wakeups']:.2f}/s"
     )
-    sys.exit(1 if missed else 0)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 // The runtime's side of NRI, by containerd's own library: it shows a plugin the pods and containers of a node, then
 // creates, starts, stops and removes more of them, and prints what the plugin answered and how long that took. If NRI_HOLD
-// is set, it then stays connected until its standard input is closed.
+// is set, it then stays connected until its standard input is closed. If NRI_CGROUP names a folder of cgroup v2, each container
+// has a process, in a cgroup of its own there. If NRI_PACED is set, it pauses before each container, as
+// a node does, and every second one has no grant.
 package main
 
 import (
@@ -21,13 +23,15 @@ import (
 
 // Result is what this program prints.
 type Result struct {
-	SyncMs       float64 `json:"syncMs"`
-	CreateP50Us  int64   `json:"createP50Us"`
-	CreateP99Us  int64   `json:"createP99Us"`
-	AddedP50Us   int64   `json:"addedP50Us"`
-	AddedP99Us   int64   `json:"addedP99Us"`
-	Adjusted     int     `json:"adjusted"`
-	RefusalError string  `json:"refusalError"`
+	SyncMs          float64 `json:"syncMs"`
+	CreateP50Us     int64   `json:"createP50Us"`
+	CreateP99Us     int64   `json:"createP99Us"`
+	AddedP50Us      int64   `json:"addedP50Us"`
+	AddedP99Us      int64   `json:"addedP99Us"`
+	AddedPlainP50Us int64   `json:"addedPlainP50Us"`
+	AddedPlainP99Us int64   `json:"addedPlainP99Us"`
+	Adjusted        int     `json:"adjusted"`
+	RefusalError    string  `json:"refusalError"`
 }
 
 func main() {
@@ -48,6 +52,17 @@ func run(folder, containers, bytes string) error {
 	if err != nil {
 		return err
 	}
+	processes := newProcesses()
+	defer processes.endAll()
+	var pods []*api.PodSandbox
+	var running []*api.Container
+	for i := 0; i < count; i++ {
+		pod, container := newPair(i, padding)
+		if err := processes.start(container); err != nil {
+			return err
+		}
+		pods, running = append(pods, pod), append(running, container)
+	}
 	var result Result
 	synced := make(chan error, 1)
 	// The library also synchronizes its own plugins, of which there are none, while it starts.
@@ -56,12 +71,6 @@ func run(folder, containers, bytes string) error {
 		if !started {
 			_, err := call(ctx, nil, nil)
 			return err
-		}
-		var pods []*api.PodSandbox
-		var running []*api.Container
-		for i := 0; i < count; i++ {
-			pod, container := newPair(i, padding)
-			pods, running = append(pods, pod), append(running, container)
 		}
 		begin := time.Now()
 		_, err := call(ctx, pods, running)
@@ -93,9 +102,21 @@ func run(folder, containers, bytes string) error {
 	// The plugin takes part once the synchronization has returned to the library.
 	time.Sleep(200 * time.Millisecond)
 	ctx := context.Background()
-	var took, added []int64
-	for i := count; i < count+1000; i++ {
+	var took, added, addedPlain []int64
+	pause, lives, isPaced := time.Duration(0), 1000, os.Getenv("NRI_PACED") != ""
+	if isPaced {
+		pause, lives = 20*time.Millisecond, 400
+	}
+	for i := count; i < count+lives; i++ {
+		time.Sleep(pause)
 		pod, container := newPair(i, padding)
+		isPlain := isPaced && i%2 == 1
+		if isPlain {
+			container.Annotations = nil
+		}
+		if err := processes.start(container); err != nil {
+			return err
+		}
 		begin := time.Now()
 		answer, err := runtime.CreateContainer(ctx, &api.CreateContainerRequest{Pod: pod, Container: container})
 		took = append(took, time.Since(begin).Microseconds())
@@ -111,7 +132,15 @@ func run(folder, containers, bytes string) error {
 		if err := start(ctx, runtime, pod, container); err != nil {
 			return fmt.Errorf("StartContainer: %w", err)
 		}
-		added = append(added, took[len(took)-1]+time.Since(begin).Microseconds())
+		total := took[len(took)-1] + time.Since(begin).Microseconds()
+		if isPlain {
+			addedPlain = append(addedPlain, total)
+		} else {
+			added = append(added, total)
+		}
+		if err := processes.end(container.Id); err != nil {
+			return err
+		}
 		if err := end(ctx, runtime, pod, container); err != nil {
 			return err
 		}
@@ -123,6 +152,9 @@ func run(folder, containers, bytes string) error {
 	}
 	result.CreateP50Us, result.CreateP99Us = percentiles(took)
 	result.AddedP50Us, result.AddedP99Us = percentiles(added)
+	if isPaced {
+		result.AddedPlainP50Us, result.AddedPlainP99Us = percentiles(addedPlain)
+	}
 	if err := json.NewEncoder(os.Stdout).Encode(result); err != nil {
 		return err
 	}
@@ -138,7 +170,7 @@ func percentiles(took []int64) (int64, int64) {
 }
 
 // newPair makes a pod and its container. NRI_GRANT, with %d in the place of the container's number, is the annotation of
-// its grant, and NRI_PID its process.
+// its grant.
 func newPair(i, padding int) (*api.PodSandbox, *api.Container) {
 	pod := &api.PodSandbox{
 		Id: fmt.Sprintf("sandbox-%d", i), Name: fmt.Sprintf("pod-%d", i), Uid: fmt.Sprintf("uid-%d", i), Namespace: "default",
@@ -151,9 +183,6 @@ func newPair(i, padding int) (*api.PodSandbox, *api.Container) {
 	}
 	if grant := os.Getenv("NRI_GRANT"); grant != "" {
 		container.Annotations = map[string]string{"berth.dev/grant.nvidia.com_gpu": fmt.Sprintf(grant, i)}
-	}
-	if pid, err := strconv.ParseUint(os.Getenv("NRI_PID"), 10, 32); err == nil {
-		container.Pid = uint32(pid)
 	}
 	return pod, container
 }

@@ -11,7 +11,7 @@ use nvml_wrapper::Device;
 use nvml_wrapper::error::NvmlError;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -194,15 +194,22 @@ impl NvmlLimits {
         closing.is_none_or(|closing| closing.recv_timeout(max) == Err(RecvTimeoutError::Disconnected))
     }
 
-    /// Limits the memory that the processes of the cgroup in this folder may allocate on a GPU. Blocks for up to 10 s.
+    /// Limits the memory that the processes of the cgroup in this folder may allocate on a GPU, and reads the limit back.
+    /// Blocks for up to 10 s.
     ///
     /// # Errors
-    /// If it cannot be set.
-    pub fn set(&self, gpu: &GpuId, cgroup: &Path, limit_mib: u64) -> Result<(), LimitError> {
+    /// If it cannot be set, or not be read back.
+    pub fn set(
+        &self,
+        gpu: &GpuId,
+        cgroup: &Path,
+        limit_mib: u64,
+    ) -> Result<Option<ReportedLimit>, LimitError> {
         let path = CString::new(cgroup.as_os_str().as_bytes()).map_err(|_| LimitError::BadPath)?;
         self.call(gpu, move |device, steps| {
             steps.at("nvmlDeviceSetMemoryLimits_v1");
-            raw::set_memory_limit(device, &path, limit_mib.saturating_mul(MIB))
+            raw::set_memory_limit(device, &path, limit_mib.saturating_mul(MIB))?;
+            reported(device, &path, steps)
         })
     }
 
@@ -212,16 +219,7 @@ impl NvmlLimits {
     /// If it cannot be read.
     pub fn get(&self, gpu: &GpuId, cgroup: &Path) -> Result<Option<ReportedLimit>, LimitError> {
         let path = CString::new(cgroup.as_os_str().as_bytes()).map_err(|_| LimitError::BadPath)?;
-        self.call(gpu, move |device, steps| {
-            steps.at("nvmlDeviceGetMemoryLimits_v1");
-            match raw::memory_limit(device, &path) {
-                Ok((u64::MAX, _)) | Err(NvmlError::NotFound | NvmlError::NotSupported) => Ok(None),
-                Ok((hard, used)) => {
-                    Ok(Some(ReportedLimit { limit_mib: map::mib(hard), used_mib: map::mib(used) }))
-                }
-                Err(error) => Err(error),
-            }
-        })
+        self.call(gpu, move |device, steps| reported(device, &path, steps))
     }
 
     fn call<T: Send + 'static>(
@@ -253,5 +251,14 @@ impl NvmlLimits {
                 Err(LimitError::NoAnswer(failure.to_string()))
             }
         }
+    }
+}
+
+fn reported(device: &Device<'_>, cgroup: &CStr, steps: &Steps) -> Result<Option<ReportedLimit>, NvmlError> {
+    steps.at("nvmlDeviceGetMemoryLimits_v1");
+    match raw::memory_limit(device, cgroup) {
+        Ok((u64::MAX, _)) | Err(NvmlError::NotFound | NvmlError::NotSupported) => Ok(None),
+        Ok((hard, used)) => Ok(Some(ReportedLimit { limit_mib: map::mib(hard), used_mib: map::mib(used) })),
+        Err(error) => Err(error),
     }
 }

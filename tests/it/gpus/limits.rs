@@ -37,9 +37,9 @@ fn a_limit_that_was_set_is_read_back_by_either_backend() {
         let gpus = node.limits.open().unwrap();
         assert_eq!(gpus.len(), 2);
         assert_eq!(node.limits.get(&gpus[0], node.cgroup()), Ok(None), "{backend:?}");
-        node.limits.set(&gpus[0], node.cgroup(), 4097).unwrap();
-        let held = node.limits.get(&gpus[0], node.cgroup());
-        assert_eq!(held, Ok(Some(ReportedLimit { limit_mib: 4096, used_mib: 0 })), "{backend:?}");
+        let limit = Ok(Some(ReportedLimit { limit_mib: 4096, used_mib: 0 }));
+        assert_eq!(node.limits.set(&gpus[0], node.cgroup(), 4097), limit, "{backend:?}");
+        assert_eq!(node.limits.get(&gpus[0], node.cgroup()), limit, "{backend:?}");
         assert_eq!(node.limits.get(&gpus[1], node.cgroup()), Ok(None), "{backend:?}");
     }
 }
@@ -61,6 +61,15 @@ fn an_older_driver_is_reported_as_unsupported_and_not_as_a_failure() {
         matches!(too_much, LimitError::Failed { call: "nvmlDeviceSetMemoryLimits_v1", .. }),
         "{too_much}"
     );
+    node.change(|state| {
+        state.faults = vec![Fault::fail("nvmlDeviceGetMemoryLimits_v1", Code::Unknown)];
+    });
+    let unread = node.limits.set(&gpus[0], node.cgroup(), 4096).unwrap_err();
+    assert!(
+        matches!(unread, LimitError::Failed { call: "nvmlDeviceGetMemoryLimits_v1", .. }),
+        "a limit that cannot be read back counts as not set: {unread}"
+    );
+    node.change(|state| state.faults.clear());
     let gone = node.limits.set(&gpus[0], Path::new("/no/such/cgroup"), 4096).unwrap_err();
     assert!(matches!(gone, LimitError::Failed { .. }), "{gone}");
 }

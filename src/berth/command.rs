@@ -121,7 +121,14 @@ fn start_log(config: &Config, tracing: Option<&TracingSettings>) -> anyhow::Resu
 
 /// Runs `berth guard` until SIGTERM or SIGINT. It has nothing to write at its end, but resumes the containers that it has
 /// suspended.
-fn guard(config: Option<&Path>, own_namespace: Option<String>, log: Option<LogFormat>) -> anyhow::Result<()> {
+///
+/// # Errors
+/// If the settings are invalid, or the guard cannot listen for the daemon.
+pub fn guard(
+    config: Option<&Path>,
+    own_namespace: Option<String>,
+    log: Option<LogFormat>,
+) -> anyhow::Result<()> {
     exit_on_signals().context("cannot listen for signals")?;
     let config =
         Config::load(&ServeArgs { config: config.map(Path::to_owned), log, ..ServeArgs::default() })?;

@@ -68,11 +68,17 @@ pub(crate) fn daemon_process() -> Option<ExitCode> {
     std::env::var_os(DAEMON)?;
     steps::observe(die_at_step);
     let cli = Cli::parse();
-    let Command::Serve(args) = &cli.command else {
-        eprintln!("harness: this process only runs `serve`");
-        return Some(ExitCode::FAILURE);
+    let ended = match &cli.command {
+        Command::Serve(args) => command::load(args, &cli.client).and_then(serve),
+        Command::Guard { config, own_namespace, log } => {
+            command::guard(config.as_deref(), own_namespace.clone(), *log)
+        }
+        _ => {
+            eprintln!("harness: this process only runs `serve` and `guard`");
+            return Some(ExitCode::FAILURE);
+        }
     };
-    Some(match command::load(args, &cli.client).and_then(serve) {
+    Some(match ended {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("harness: {error:#}");

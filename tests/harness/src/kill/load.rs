@@ -3,6 +3,7 @@
 use super::believed;
 use super::check::Memory;
 use super::rng::Rng;
+use super::runtime::Runtime;
 use super::tally::Wrong;
 use kubelet_standin::{Kubelet, PodSpec};
 use std::time::Duration;
@@ -17,6 +18,7 @@ const PODS_BUSY: usize = 12;
 #[derive(Debug)]
 pub(crate) struct Load {
     kubelet: Kubelet,
+    pub(crate) runtime: Runtime,
     pub(crate) rng: Rng,
     pub(crate) memory: Memory,
     living: Vec<String>,
@@ -25,9 +27,10 @@ pub(crate) struct Load {
 }
 
 impl Load {
-    pub(crate) fn new(kubelet: &Kubelet, rng: Rng) -> Self {
+    pub(crate) fn new(kubelet: &Kubelet, runtime: Runtime, rng: Rng) -> Self {
         Self {
             kubelet: kubelet.clone(),
+            runtime,
             rng,
             memory: Memory::default(),
             living: Vec::new(),
@@ -49,7 +52,7 @@ impl Load {
             if self.living.is_empty() || !self.rng.chance(leave) {
                 wrong.extend(self.admit(dead).await);
             } else {
-                self.leave();
+                self.leave().await;
             }
             tokio::task::yield_now().await;
         }
@@ -79,7 +82,7 @@ impl Load {
             allocates += 1;
         }
         let uid = pod.uid.clone();
-        if self.kubelet.admit(pod).await.is_err() {
+        if self.kubelet.admit(pod.clone()).await.is_err() {
             if !*dead.borrow() {
                 self.refused += 1;
             }
@@ -91,16 +94,25 @@ impl Load {
         let wrong = self.memory.hear(ids(&self.kubelet, &uid));
         // Its containers are cached: no call is made that could fail.
         let _ = self.kubelet.run(&uid).await;
+        self.runtime.run(&self.kubelet, &pod).await;
         wrong
     }
 
-    fn leave(&mut self) {
+    async fn leave(&mut self) {
         let at = self.rng.below(self.living.len() as u64);
         let uid = self.living.swap_remove(usize::try_from(at).unwrap_or(0));
         if self.rng.chance(30) {
             self.kubelet.finish(&uid);
         }
+        // A pod that is deleted by force leaves the kubelet before its containers end.
+        let is_forced = self.rng.chance(20);
+        if !is_forced {
+            self.runtime.end(&uid).await;
+        }
         self.kubelet.delete(&uid);
+        if is_forced {
+            self.runtime.end(&uid).await;
+        }
     }
 }
 

@@ -7,6 +7,9 @@
 //! ([`berth_kernel::node::steps`]). Every `SETTLE_EVERY` rounds the load rests until list and kubelet are
 //! equal to the last allocation, with those that no kubelet was sent ended, too.
 //!
+//! A guard runs beside it, on a stand-in for the container runtime ([`runtime`]). It outlives most of the daemons, and is killed
+//! in some rounds, too.
+//!
 //! On a small disk ([`SmallDisk`]) another program fills it in some rounds, and takes every byte that is given back:
 //! the daemon must start all the same.
 
@@ -15,6 +18,7 @@ mod check;
 mod load;
 pub mod process;
 mod rng;
+mod runtime;
 mod small_disk;
 mod tally;
 
@@ -27,7 +31,8 @@ use anyhow::{Context, bail};
 use berth_kernel::node::steps::Step;
 use kubelet_standin::{Kubelet, Options};
 use load::{Load, SHARED, WHOLE};
-use process::Serving;
+use process::{Guard, Serving};
+use runtime::Runtime;
 use std::path::Path;
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
@@ -39,6 +44,8 @@ stack: [{ policy: mixed, parameters: { replicas: 4 } }]
 rounds: { listEveryMs: 100, listEveryCordonedMs: 100, roundEveryMs: 200 }
 timing: { roundsApartMs: 100, kubeletSettleMs: 100, replySettleMs: 200, retireMs: 500, namedMs: 200 }
 ";
+/// How often the guard is killed in a round.
+const GUARD_PERCENT: u64 = 15;
 /// So often the load rests until everything is equal.
 const SETTLE_EVERY: u64 = 25;
 /// The longest that anything may take: a first start compiles the policies, unoptimised in tests.
@@ -62,6 +69,7 @@ struct Node<'a> {
     folder: &'a Path,
     kubelet: Kubelet,
     load: Load,
+    guard: Option<Guard>,
     tally: Tally,
     /// The other program, while it fills the disk.
     filler: Option<Filler>,
@@ -81,16 +89,19 @@ pub async fn run(
     seed: u64,
     progress: impl Fn(&Tally),
 ) -> anyhow::Result<Tally> {
-    std::fs::write(folder.join("config.yaml"), CONFIGURATION)?;
+    let (nri, guard) = (folder.join("nri.sock"), folder.join("guard.sock"));
+    let paths = format!("guard: {{ socket: {guard:?}, nriSocket: {nri:?}, cgroupRoot: {folder:?} }}\n");
+    std::fs::write(folder.join("config.yaml"), [CONFIGURATION, &paths].concat())?;
     let options = Options { disconnect_gap: DISCONNECT_GAP, seed, ..Options::new(folder.join("kubelet")) };
     let kubelet = Kubelet::new(options);
     kubelet.start().await.context("the stand-in kubelet")?;
-    let load = Load::new(&kubelet, Rng::new(seed));
+    let load = Load::new(&kubelet, Runtime::start(&nri)?, Rng::new(seed));
     let mut node = Node {
         program,
         folder,
         kubelet,
         load,
+        guard: None,
         tally: Tally::default(),
         filler: None,
         starts_on_full_disk: 0,
@@ -98,7 +109,10 @@ pub async fn run(
     let _mounted = program.small_disk.map(|disk| disk.mount(folder)).transpose()?;
     // The first start makes the state folder and compiles the policies: unhurried.
     drop(node.start(None).await?.context("the first start")?);
-    let is_idle = |node: &Node| node.load.memory.granted == 0 && node.tally.rounds < IDLE_ROUNDS_MAX;
+    let is_idle = |node: &Node| {
+        let (registered, _) = node.load.runtime.counts();
+        (node.load.memory.granted == 0 || registered == 0) && node.tally.rounds < IDLE_ROUNDS_MAX
+    };
     while node.tally.rounds < rounds || is_idle(&node) {
         node.round().await.with_context(|| format!("round {} of seed {seed}", node.tally.rounds + 1))?;
         node.tally.rounds += 1;
@@ -110,12 +124,15 @@ pub async fn run(
         "seed {seed}: {granted} grants, {} refused, {unheard} recorded and never answered",
         node.load.refused
     );
+    let (registered, answered) = node.load.runtime.counts();
+    eprintln!("seed {seed}: {registered} registrations of the guard, which answered {answered} calls");
     if program.small_disk.is_some() {
         let starts = node.starts_on_full_disk;
         eprintln!("seed {seed}: {starts} starts while another program filled the disk");
         anyhow::ensure!(starts > 0, "the disk was never full in {rounds} rounds");
     }
     anyhow::ensure!(granted > 0, "nothing was granted in {} rounds: that is no load", node.tally.rounds);
+    anyhow::ensure!(registered > 0, "no guard registered in {} rounds", node.tally.rounds);
     node.kubelet.stop().await;
     Ok(node.tally)
 }
@@ -142,6 +159,8 @@ impl Node<'_> {
             let passage = if opening { 1 } else { 1 + rng.below(8) };
             format!("{}:{passage}", point.as_str())
         });
+        let guard_dies = rng.chance(GUARD_PERCENT).then(|| Duration::from_millis(rng.below(LOAD_MS)));
+        self.start_guard()?;
         if let Some(after) = starting {
             let mut serving = Serving::start(self.program, self.folder, None)?;
             tokio::time::sleep(after).await;
@@ -169,7 +188,14 @@ impl Node<'_> {
             died.send_replace(true);
             ended
         };
-        let (ended, wrong) = tokio::join!(death, self.load.run(&dead));
+        let guard = &mut self.guard;
+        let guard_death = async {
+            if let Some(after) = guard_dies {
+                tokio::time::sleep(after).await;
+                *guard = None;
+            }
+        };
+        let (ended, wrong, ()) = tokio::join!(death, self.load.run(&dead), guard_death);
         ended?;
         self.note(&wrong, "");
         if self.tally.rounds % SETTLE_EVERY == SETTLE_EVERY - 1 {
@@ -184,6 +210,20 @@ impl Node<'_> {
         let list = serving.live().await?.context("it died without being killed")?;
         self.check(&list, &serving);
         Ok(())
+    }
+
+    /// Starts the guard if it was killed.
+    fn start_guard(&mut self) -> anyhow::Result<()> {
+        let wrong = self.load.runtime.take_wrong().into_iter().map(Wrong::Mismatch).collect::<Vec<_>>();
+        let log = self.guard.as_ref().map_or_else(String::new, |guard| guard.log());
+        self.note(&wrong, &log);
+        match &mut self.guard {
+            Some(guard) => guard.check(),
+            None => {
+                self.guard = Some(Guard::start(self.program, self.folder)?);
+                Ok(())
+            }
+        }
     }
 
     /// Starts it and waits until its API answers. `None` if its named step came first.
@@ -220,6 +260,7 @@ impl Node<'_> {
     /// Nothing comes or goes until the list is what the kubelet believes, to the last allocation.
     async fn settle(&mut self) -> anyhow::Result<()> {
         self.filler = None;
+        self.start_guard()?;
         let mut serving = self.start(None).await?.context("it died without being killed")?;
         let end = Instant::now() + SOON;
         loop {

@@ -1,4 +1,4 @@
-//! `berth serve` as a process that is killed, and what its API says.
+//! `berth serve` and `berth guard` as processes that are killed, and what the daemon's API says.
 
 use anyhow::{Context, bail};
 use fakes::serving;
@@ -191,6 +191,53 @@ impl Serving {
 impl Drop for Serving {
     fn drop(&mut self) {
         self.kill();
+    }
+}
+
+/// A running guard; killed when dropped.
+#[derive(Debug)]
+pub(crate) struct Guard {
+    child: Child,
+    log: PathBuf,
+}
+
+impl Guard {
+    /// Starts it on this folder, which has `config.yaml`.
+    pub(crate) fn start(program: &Program, folder: &Path) -> anyhow::Result<Self> {
+        let log = folder.join("guard.log");
+        let mut command = Command::new(&program.exe);
+        command
+            .arg("guard")
+            .arg("--config")
+            .arg(folder.join("config.yaml"))
+            .env_remove("RUST_LOG")
+            .envs(program.environment.iter().map(|(k, v)| (k, v)))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(std::fs::File::create(&log)?);
+        let child = command.spawn().with_context(|| format!("starting {}", program.exe.display()))?;
+        Ok(Self { child, log })
+    }
+
+    /// # Errors
+    /// If it has ended by itself.
+    pub(crate) fn check(&mut self) -> anyhow::Result<()> {
+        match self.child.try_wait()? {
+            None => Ok(()),
+            Some(status) => bail!("the guard ended by itself, {status}:\n{}", self.log()),
+        }
+    }
+
+    /// Its log.
+    pub(crate) fn log(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap_or_default()
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
 

@@ -7,7 +7,7 @@
 //! ([`berth_kernel::node::steps`]). Every `SETTLE_EVERY` rounds the load rests until list and kubelet are
 //! equal to the last allocation, with those that no kubelet was sent ended, too.
 //!
-//! A guard runs beside it, on a stand-in for the container runtime ([`runtime`]). It outlives most of the daemons, and is killed
+//! A guard runs beside it, on a stand-in for the container runtime. It outlives most of the daemons, and is killed
 //! in some rounds, too.
 //!
 //! On a small disk ([`SmallDisk`]) another program fills it in some rounds, and takes every byte that is given back:

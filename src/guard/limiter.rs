@@ -319,20 +319,16 @@ impl Limiter {
         let all = self.guard.limited();
         let is_starting = self.starting.lock().clone();
         self.times_changed.lock().retain(|(id, _), _| all.iter().any(|(known, ..)| known == id));
-        let mut checked = Vec::new();
         for (id, cgroup, limits) in all.into_iter().filter(|(id, ..)| !is_starting.contains(id)) {
             for limit in limits.into_iter().filter(|limit| works(&limit.gpu)) {
                 let now = self.check_limit(nvml, &id, cgroup.path(), limit.clone());
                 if now.state != limit.state || now.why != limit.why {
                     log(&id, &now);
                 }
-                checked.push((id.clone(), now));
+                // Now, and not after the others: the daemon stamps a reading with the time at which it arrives.
+                self.guard.update(|known| known.set_limit(&id, now));
             }
         }
-        // At once, so that the daemon is sent one message.
-        self.guard.update(|known| {
-            checked.into_iter().fold(false, |is_new, (id, now)| known.set_limit(&id, now) | is_new)
-        });
     }
 
     /// Whether a container has a limit on a GPU that NVML did not list when it was opened, some time ago: the GPU may have
@@ -923,6 +919,21 @@ mod tests {
         node.change(|state| state.faults.clear());
         node.limiter.check(node.nvml());
         assert_eq!(node.limits()[0].why, "");
+    }
+
+    #[tokio::test]
+    async fn a_reading_is_shown_while_another_gpu_does_not_answer() {
+        let node = Node::new(false, PATIENT).open();
+        node.start().await.unwrap();
+        let hangs = Fault::hang("nvmlDeviceGetMemoryLimits_v1").of_gpu(node.limits()[1].gpu.clone());
+        node.change(|state| state.faults = vec![hangs]);
+        node.drift(8192);
+        let limiter = Arc::clone(&node.limiter);
+        let checking = spawn_blocking(move || limiter.check(limiter.nvml.as_ref().unwrap()));
+        until(|| node.limits()[0].times_changed == 1).await;
+        assert!(!checking.is_finished(), "the other GPU has answered");
+        node.change(|state| state.faults.clear());
+        checking.await.unwrap();
     }
 
     #[test]

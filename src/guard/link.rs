@@ -20,9 +20,9 @@ const MESSAGE_BYTES_MAX: usize = 4 << 20;
 const CONNECTIONS_MAX: usize = 4;
 /// How long the other side may take to read a message.
 const WRITE_MAX: Duration = Duration::from_secs(5);
-/// The changes of so long are sent as one, so that a container's creation, start and limits are one message to the daemon, which
-/// is not busy with them while the container starts.
-const COLLECTED: Duration = Duration::from_millis(10);
+/// The wait between a change and its message, which has all changes by then: the creation of a container, its start and its
+/// limits are one message, and the daemon uses no processor for them while the container starts.
+const SEND_DELAY: Duration = Duration::from_millis(10);
 /// The wait after a failed accept, which would fail again at once while no file descriptors are left.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
@@ -147,7 +147,7 @@ async fn serve_daemon(mut link: Link, guard: &GuardState, messages: &DaemonMessa
             },
             // The sender is not dropped meanwhile.
             _ = changes.changed() => {
-                sleep(COLLECTED).await;
+                sleep(SEND_DELAY).await;
                 changes.mark_unchanged();
                 let now = guard.published();
                 let update = now.since(&sent);

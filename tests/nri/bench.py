@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 """What `berth guard` costs: `just bench-guard`, or `python3 tests/nri/bench.py`.
 
-containerd's own NRI library acts as the runtime (main.go). It synchronizes 250 containers with grants, then creates and starts
-400 more, one each 20 ms, and ends each; the time of the two calls is what the guard adds to a container's start. Every second
-one has no grant (`plain`): its time is that of two calls of any plugin. The fake NVML keeps memory limits, and the guard sets
-and reads one for each container with a grant, where this program can make cgroups of version 2 (root). Then the guard is idle
-for 30 s, with the 250 containers. `memory` is its proportional share of resident memory; the anonymous part is what it allocated
-itself, and the rest is pages of the program. Several rounds; each figure is the median. Goals that are missed are named. The last
-line of the output is `bench-guard: start_p99=MS sync=MS memory=MIB idle_wakeups=PER_S`.
+containerd's own NRI library acts as the runtime (main.go). It synchronizes 250 containers with grants, then creates
+and starts 400 more, one each 20 ms, and ends each; the time of the two calls is what the guard adds to a container's
+start. Every second one has no grant (`plain`): its time is what the guard adds to all other containers of a node. The
+fake NVML keeps memory limits, and the guard sets and reads one for each container with a grant, where this program
+can make cgroups of version 2 (root). Then the guard is idle for 30 s, with the 250 containers. `memory` is its
+proportional share of resident memory; the anonymous part is what it allocated itself, and the rest is pages of the
+program. Several rounds; each figure is the median. Goals that are missed are named. The last line of the output is
+`bench-guard: start_p99=MS sync=MS memory=MIB idle_wakeups=PER_S`.
 """
 
 from __future__ import annotations

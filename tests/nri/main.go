@@ -1,8 +1,8 @@
 // The runtime's side of NRI, by containerd's own library: it shows a plugin the pods and containers of a node, then
 // creates, starts, stops and removes more of them, and prints what the plugin answered and how long that took. If NRI_HOLD
-// is set, it then stays connected until its standard input is closed. If NRI_CGROUP names a folder of cgroup v2, each container
-// has a process, in a cgroup of its own there. If NRI_PACED is set, it pauses before each container, as
-// a node does, and every second one has no grant.
+// is set, it then stays connected until its standard input is closed. If NRI_CGROUP names a folder of cgroup v2, each
+// container has a process, in a cgroup of its own there. If NRI_PACED is set, it pauses before each container, as a node
+// does, and every second one has no grant.
 package main
 
 import (

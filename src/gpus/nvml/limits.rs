@@ -209,7 +209,7 @@ impl NvmlLimits {
         self.call(gpu, move |device, steps| {
             steps.at("nvmlDeviceSetMemoryLimits_v1");
             raw::set_memory_limit(device, &path, limit_mib.saturating_mul(MIB))?;
-            reported(device, &path, steps)
+            read_limit(device, &path, steps)
         })
     }
 
@@ -219,7 +219,7 @@ impl NvmlLimits {
     /// If it cannot be read.
     pub fn get(&self, gpu: &GpuId, cgroup: &Path) -> Result<Option<ReportedLimit>, LimitError> {
         let path = CString::new(cgroup.as_os_str().as_bytes()).map_err(|_| LimitError::BadPath)?;
-        self.call(gpu, move |device, steps| reported(device, &path, steps))
+        self.call(gpu, move |device, steps| read_limit(device, &path, steps))
     }
 
     fn call<T: Send + 'static>(
@@ -254,7 +254,8 @@ impl NvmlLimits {
     }
 }
 
-fn reported(device: &Device<'_>, cgroup: &CStr, steps: &Steps) -> Result<Option<ReportedLimit>, NvmlError> {
+/// Reads the limit of a cgroup on a GPU; `None`: it has none.
+fn read_limit(device: &Device<'_>, cgroup: &CStr, steps: &Steps) -> Result<Option<ReportedLimit>, NvmlError> {
     steps.at("nvmlDeviceGetMemoryLimits_v1");
     match raw::memory_limit(device, cgroup) {
         Ok((u64::MAX, _)) | Err(NvmlError::NotFound | NvmlError::NotSupported) => Ok(None),

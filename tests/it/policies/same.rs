@@ -7,7 +7,7 @@ use crate::support::guests::{NOW, policies};
 
 use harness::same_answers::both;
 
-/// About ten seconds unoptimised; 10,000 take minutes.
+/// So few that an unoptimised build asks them in seconds; 10,000 take minutes.
 const NODES: u64 = 300;
 
 #[test]

@@ -44,7 +44,7 @@ stack: [{ policy: mixed, parameters: { replicas: 4 } }]
 rounds: { listEveryMs: 100, listEveryCordonedMs: 100, roundEveryMs: 200 }
 timing: { roundsApartMs: 100, kubeletSettleMs: 100, replySettleMs: 200, retireMs: 500, namedMs: 200 }
 ";
-/// How often the guard is killed in a round.
+/// In how many of a hundred rounds the guard is killed.
 const GUARD_PERCENT: u64 = 15;
 /// So often the load rests until everything is equal.
 const SETTLE_EVERY: u64 = 25;
@@ -212,7 +212,7 @@ impl Node<'_> {
         Ok(())
     }
 
-    /// Starts the guard if it was killed.
+    /// Starts the guard if it was killed, and counts what it has done wrong since the last call.
     fn start_guard(&mut self) -> anyhow::Result<()> {
         let wrong = self.load.runtime.take_wrong().into_iter().map(Wrong::Mismatch).collect::<Vec<_>>();
         let log = self.guard.as_ref().map_or_else(String::new, |guard| guard.log());

@@ -35,6 +35,23 @@ pub struct Program {
     pub small_disk: Option<super::SmallDisk>,
 }
 
+impl Program {
+    /// A command of `berth` on this folder, which has `config.yaml`. Its log goes to standard error.
+    fn command(&self, name: &str, folder: &Path) -> Command {
+        let mut command = Command::new(&self.exe);
+        command
+            .arg(name)
+            .arg("--config")
+            .arg(folder.join("config.yaml"))
+            .env_remove("RUST_LOG")
+            .env_remove(KILL_AT)
+            .envs(self.environment.iter().map(|(k, v)| (k, v)))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null());
+        command
+    }
+}
+
 /// A running daemon; killed when dropped.
 #[derive(Debug)]
 pub struct Serving {
@@ -83,21 +100,13 @@ impl Serving {
     /// # Errors
     /// If the process does not start.
     pub fn start(program: &Program, folder: &Path, kill_at: Option<&str>) -> anyhow::Result<Self> {
-        let mut command = Command::new(&program.exe);
+        let mut command = program.command("serve", folder);
         command
-            .arg("serve")
-            .arg("--config")
-            .arg(folder.join("config.yaml"))
             .arg("--kubelet-dir")
             .arg(folder.join("kubelet"))
             .arg("--state-dir")
             .arg(folder.join("state"))
             .args(["--admin-listen", "127.0.0.1:0"])
-            .env_remove("RUST_LOG")
-            .env_remove(KILL_AT)
-            .envs(program.environment.iter().map(|(k, v)| (k, v)))
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
             .stderr(Stdio::piped());
         if let Some(at) = kill_at {
             command.env(KILL_AT, at);
@@ -205,20 +214,14 @@ impl Guard {
     /// Starts it on this folder, which has `config.yaml`.
     pub(crate) fn start(program: &Program, folder: &Path) -> anyhow::Result<Self> {
         let log = folder.join("guard.log");
-        let mut command = Command::new(&program.exe);
-        command
-            .arg("guard")
-            .arg("--config")
-            .arg(folder.join("config.yaml"))
-            .env_remove("RUST_LOG")
-            .envs(program.environment.iter().map(|(k, v)| (k, v)))
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(std::fs::File::create(&log)?);
+        let mut command = program.command("guard", folder);
+        command.stderr(std::fs::File::create(&log)?);
         let child = command.spawn().with_context(|| format!("starting {}", program.exe.display()))?;
         Ok(Self { child, log })
     }
 
+    /// Checks that it runs.
+    ///
     /// # Errors
     /// If it has ended by itself.
     pub(crate) fn check(&mut self) -> anyhow::Result<()> {

@@ -1,8 +1,8 @@
 //! The container runtime's side of NRI: it shows a guard the containers of the node's pods, as containerd does.
 //!
 //! Sources: containerd/nri 0.12 `pkg/adaptation/plugin.go` (the order of the calls), `pkg/net/multiplex/mux.go` and
-//! containerd/ttrpc `channel.go` (frames). Containers are created and removed and have no processes: cgroups of their own
-//! would need root.
+//! containerd/ttrpc `channel.go` (frames). Containers are created and removed, and never started, since a cgroup of their
+//! own needs root.
 
 use anyhow::{Context, bail, ensure};
 use berth_proto::nri::{
@@ -69,8 +69,8 @@ impl Runtime {
         let listener = UnixListener::bind(socket).with_context(|| format!("{}", socket.display()))?;
         let (changes, received) = mpsc::channel(WAITING_MAX);
         let guards = Arc::<Mutex<Guards>>::default();
-        let node = Node { pods: BTreeMap::new(), plugin: None, guards: Arc::clone(&guards) };
-        tokio::spawn(node.run(listener, received));
+        let task = RuntimeTask { pods: BTreeMap::new(), plugin: None, guards: Arc::clone(&guards) };
+        tokio::spawn(task.run(listener, received));
         Ok(Self { changes, guards })
     }
 
@@ -119,13 +119,13 @@ impl Runtime {
 }
 
 /// What runs, and the guard that is shown it.
-struct Node {
+struct RuntimeTask {
     pods: BTreeMap<String, (PodSandbox, Vec<Container>)>,
     plugin: Option<Plugin>,
     guards: Arc<Mutex<Guards>>,
 }
 
-impl Node {
+impl RuntimeTask {
     async fn run(mut self, listener: UnixListener, mut changes: mpsc::Receiver<Change>) {
         loop {
             tokio::select! {
@@ -205,7 +205,8 @@ impl Node {
         }
     }
 
-    /// The guard is gone. That is no mistake of a guard that was killed.
+    /// Forgets the guard whose connection has failed. A killed guard closes its socket; any other failure is counted as an
+    /// error of the guard.
     fn lose(&mut self, error: &anyhow::Error) {
         self.plugin = None;
         let was_killed = error.downcast_ref::<io::Error>().is_some_and(|error| {

@@ -22,12 +22,11 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from driver_root import DriverRoot  # noqa: E402
-from gomodule import GoModule  # noqa: E402
 from gpus import uuids  # noqa: E402
+from nvidia import TOOLKIT  # noqa: E402
 from places import REPO  # noqa: E402
 from say import TestError, until  # noqa: E402
 
-MODULE = GoModule("nvidia-ctk", "github.com/NVIDIA/nvidia-container-toolkit", ["cmd/nvidia-ctk"], cgo=True)
 GOLDEN = REPO / "tests" / "it" / "data" / "cdi"
 _GPUS = 2
 #: The subcommands of nvidia-cdi-hook 1.20; Berth looks for their names in the program.
@@ -59,7 +58,7 @@ def _compare(args: argparse.Namespace, folder: Path) -> int:
     ours = _ours(args, folder, root, hook, environment)
     if args.update:
         text = theirs.read_text(encoding="utf-8").replace(str(root), "@ROOT@")
-        golden = GOLDEN / f"nvidia-ctk-{MODULE.version.removeprefix('v')}.json"
+        golden = GOLDEN / f"nvidia-ctk-{TOOLKIT.version.removeprefix('v')}.json"
         golden.write_text(json.dumps(json.loads(text), indent=1, sort_keys=True) + "\n", encoding="utf-8")
         print(f"wrote {golden}")
     # The program of a hook is not compared, and paths in the container need not exist on this machine.
@@ -73,7 +72,7 @@ def _compare(args: argparse.Namespace, folder: Path) -> int:
 def _theirs(folder: Path, root: Path, hook: Path, environment: dict[str, str]) -> Path:
     out = folder / "nvidia.json"
     flags = ["--mode=nvml", "--format=json", f"--output={out}", f"--driver-root={root}", f"--dev-root={root}"]
-    command = [MODULE.build() / "nvidia-ctk", "cdi", "generate", *flags, f"--nvidia-cdi-hook-path={hook}"]
+    command = [TOOLKIT.build() / "nvidia-ctk", "cdi", "generate", *flags, f"--nvidia-cdi-hook-path={hook}"]
     done = subprocess.run(command, env=environment, check=False, text=True, capture_output=True)
     if done.returncode != 0:
         raise TestError(f"nvidia-ctk cdi generate: {done.stderr[-2000:]}")

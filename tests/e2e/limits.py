@@ -12,6 +12,7 @@ from berth import Setup, slice_of
 from guard import connected, seconds_to_run, start_guard
 from gpus import uuids
 from kubelet import healthy
+from nvidia import TOOLKIT, apply_memory_limit
 from pods import Container, Pod
 from process import Process
 from say import TestError, until
@@ -107,23 +108,31 @@ def hanging_driver(bench: Bench) -> str:
 
 
 def drifts(bench: Bench) -> None:
-    """A limit that another program removes is set again, and the third time the API says that none is enforced."""
+    """A limit that NVIDIA's hook changes is set again, and the third time the API says that none is enforced."""
     pod = bench.running[0]
-    file = _limit_file(bench, pod, uuids(1)[0])
+    gpu = uuids(1)[0]
+    file = _limit_file(bench, pod, gpu)
+    granted = _hard_mib(file)
+
+    def change() -> None:
+        apply_memory_limit(bench.berth.fake, gpu, int(_process(pod).name), 2 * granted)
+        if _hard_mib(file) != 2 * granted:
+            raise TestError(f"the hook has set {_hard_mib(file)} MiB")
+
     for times in (1, 2):
-        file.unlink()
-        until("the limit is set again", READ_SECONDS, file.exists)
+        change()
+        until("the limit is set again", READ_SECONDS, lambda: _hard_mib(file) == granted)
 
         def shows() -> bool:
-            shown = [one for one in bench.berth.limits(_of(bench, pod)[0])["perGpu"] if one["gpu"] == uuids(1)[0]][0]
+            shown = [one for one in bench.berth.limits(_of(bench, pod)[0])["perGpu"] if one["gpu"] == gpu][0]
             return shown["timesChanged"] == times and shown["state"] == "set"
 
         until(f"the API shows {times} changes", READ_SECONDS, shows)
-    file.unlink()
-    first = next(a for a in _of(bench, pod) if uuids(1)[0] in _gpus(bench, a))
+    change()
+    first = next(a for a in _of(bench, pod) if gpu in _gpus(bench, a))
     until("the limit is given up", READ_SECONDS, lambda: bench.berth.limits(first)["enforcedBy"] == "none")
     time.sleep(1)
-    if file.exists():
+    if _hard_mib(file) != 2 * granted:
         raise TestError("the limit was set again")
 
 
@@ -220,16 +229,21 @@ def _enforced(bench: Bench, pod: Pod, by: str) -> dict:
     return limits
 
 
-def _cgroup(pod: Pod) -> Path:
-    """The folder of cgroup v2 of the pod's container, by a process that has the pod's UID in its environment."""
+def _process(pod: Pod) -> Path:
+    """The folder in /proc of a process of the pod, which has the pod's UID in its environment."""
     for folder in Path("/proc").iterdir():
         try:
             if f"E2E_POD_UID={pod.uid}".encode() in (folder / "environ").read_bytes().split(b"\0"):
-                line = next(x for x in (folder / "cgroup").read_text().splitlines() if x.startswith("0::"))
-                return machine.CGROUP2 / line.removeprefix("0::/")
-        except (OSError, StopIteration):
+                return folder
+        except OSError:
             continue
     raise TestError(f"no process of {pod.name} runs")
+
+
+def _cgroup(pod: Pod) -> Path:
+    """The folder of cgroup v2 of the pod's container."""
+    lines = (_process(pod) / "cgroup").read_text(encoding="ascii").splitlines()
+    return machine.CGROUP2 / next(line for line in lines if line.startswith("0::")).removeprefix("0::/")
 
 
 def _limit_file(bench: Bench, pod: Pod, gpu: str) -> Path:
@@ -254,10 +268,11 @@ SCENARIOS = [
             "limits: a container that starts again while Berth is down has them": restarts_without_berth,
             "limits: a slow driver holds one container and delays no other pod": slow_driver,
             "limits: with a driver that hangs, a container runs without limits, and the API says so": hanging_driver,
-            "limits: a limit that is removed is set again, but not after the third removal": drifts,
+            "limits: a limit that NVIDIA's hook changes is set again, but not after the third change": drifts,
             "limits: a pod that was started without the guard gets its limit late": started_without_guard,
             "limits: with an older driver the guard says so, and pods run": older_driver,
             "limits: required limits withdraw devices, and no container runs without its limits": required,
         },
+        modules=(TOOLKIT,),
     ),
 ]

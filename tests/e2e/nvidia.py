@@ -1,10 +1,11 @@
-"""NVIDIA's device plugin, built from Go modules once, on the same GPUs as Berth."""
+"""NVIDIA's device plugin and container toolkit, built from Go modules once, on the same GPUs as Berth."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
+import machine
 import process
 from gomodule import GoModule
 from gpus import FakeGpus
@@ -13,6 +14,9 @@ from places import RUN
 from say import until
 
 MODULE = GoModule("nvidia", "github.com/NVIDIA/k8s-device-plugin", ["cmd/nvidia-device-plugin"], cgo=True)
+TOOLKIT = GoModule(
+    "nvidia-toolkit", "github.com/NVIDIA/nvidia-container-toolkit", ["cmd/nvidia-ctk", "cmd/nvidia-cdi-hook"], cgo=True
+)
 
 _CONFIG = RUN / "nvidia.json"
 
@@ -48,3 +52,21 @@ class NvidiaPlugin:
 
     def running(self) -> bool:
         return self._process.running()
+
+
+def apply_memory_limit(gpus: FakeGpus, gpu: str, pid: int, mib: int) -> None:
+    """Lets NVIDIA's hook set the limit of a container's cgroup on a GPU, as for a pod that has the hook's variable.
+
+    The hook knows cgroup v2 only at /sys/fs/cgroup. It runs in a mount namespace of its own, where that is so.
+    """
+    environment = gpus.environment_by_name()
+    bundle = RUN / "bundle"
+    bundle.mkdir(exist_ok=True)
+    spec = {"ociVersion": "1.1.0", "process": {"cwd": "/", "env": [f"NVIDIA_GPU_MEMORY_LIMIT={mib}"]}}
+    (bundle / "config.json").write_text(json.dumps(spec), encoding="utf-8")
+    state = {"ociVersion": "1.1.0", "id": "container", "status": "created", "pid": pid, "bundle": str(bundle)}
+    (bundle / "state.json").write_text(json.dumps(state), encoding="utf-8")
+    flags = [f"--driver-root={environment['LD_LIBRARY_PATH']}", f"--gpu-id={gpu}", f"--container-spec={bundle / 'state.json'}"]
+    hook = [TOOLKIT.build() / "nvidia-cdi-hook", "apply-cuda-memory-limits", *flags]
+    script = f'mount --bind {machine.CGROUP2} /sys/fs/cgroup && exec "$@"'
+    process.run(["unshare", "--mount", "sh", "-c", script, "sh", *hook], "NVIDIA's hook", environment)

@@ -169,7 +169,7 @@ def _modules(args: argparse.Namespace) -> list[GoModule]:
         modules.append(nvidia.MODULE)
     if any(s.cluster for s in _chosen(args)):
         modules += [controlplane.ETCD, controlplane.MODULE]
-    return modules
+    return modules + [module for s in _chosen(args) for module in s.modules]
 
 
 def _new_logs() -> Path:

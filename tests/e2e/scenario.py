@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from berth import Setup
+from gomodule import GoModule
 
 
 class Scenario:
@@ -10,7 +11,7 @@ class Scenario:
 
     `cluster`: on a node of an API server, with pods made by kubectl. `berth_first`: Berth runs before the first
     case; without it, the first case starts what it wants.
-    `install` is called with libfake_nvml.so, and puts a driver onto the node.
+    `install` is called with libfake_nvml.so, and puts a driver onto the node. `modules`: whose programs its cases run.
     """
 
     def __init__(
@@ -22,6 +23,7 @@ class Scenario:
         cluster: bool = False,
         berth_first: bool = True,
         install=None,
+        modules: tuple[GoModule, ...] = (),
     ) -> None:
         self.name = name
         self.setup = setup
@@ -30,3 +32,4 @@ class Scenario:
         self.cluster = cluster
         self.berth_first = berth_first
         self.install = install or (lambda _: None)
+        self.modules = modules

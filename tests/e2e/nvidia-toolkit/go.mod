@@ -1,5 +1,6 @@
-// NVIDIA's nvidia-ctk, whose CDI specification ours is compared with, built from Go modules.
-module berth.invalid/e2e/nvidia-ctk
+// NVIDIA's container toolkit, built from Go modules: nvidia-ctk, whose CDI specification ours is compared with, and
+// nvidia-cdi-hook, which sets memory limits.
+module berth.invalid/e2e/nvidia-toolkit
 
 go 1.26.0
 

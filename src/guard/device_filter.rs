@@ -10,11 +10,11 @@ use std::path::Path;
 
 /// Character devices to which access is denied.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct DeniedDevices {
+pub struct DeniedDevices {
     /// Major numbers of which all nodes are denied.
-    pub(crate) majors: BTreeSet<u32>,
+    pub majors: BTreeSet<u32>,
     /// A major number of which all nodes are denied but those with these minor numbers.
-    pub(crate) all_but: Option<(u32, BTreeSet<u32>)>,
+    pub all_but: Option<(u32, BTreeSet<u32>)>,
 }
 
 /// The highest minor number of a GPU's node, as the driver has them: all that v1 has to name one by one.
@@ -25,7 +25,7 @@ impl DeniedDevices {
     ///
     /// # Errors
     /// If the kernel refuses it, or the program is not on the cgroup after that.
-    pub(crate) fn apply_to(&self, cgroup: &Path) -> io::Result<()> {
+    pub fn apply_to(&self, cgroup: &Path) -> io::Result<()> {
         if self.majors.is_empty() && self.all_but.is_none() {
             return Ok(());
         }

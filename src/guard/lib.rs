@@ -35,6 +35,7 @@ mod suspended;
 
 pub use berth_proto::nri;
 pub use daemon::{GuardStatus, follow, query};
+pub use device_filter::DeniedDevices;
 pub use frame::FrameError;
 pub use plugin::{ContainerEvent, Plugin, Refusal, RuntimeInfo};
 pub use process::{GuardError, run as run_guard};

@@ -4,6 +4,7 @@
 
 use anyhow::{Context as _, bail, ensure};
 use libloading::{Library, Symbol};
+use serde::{Deserialize, Serialize};
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
@@ -69,6 +70,7 @@ END:
 /// Elements of the vectors that are added.
 const COUNT: u32 = 1 << 20;
 const BLOCK: u32 = 256;
+const MIB: usize = 1024 * 1024;
 
 type Device = c_int;
 type Context = *mut c_void;
@@ -193,10 +195,33 @@ pub(crate) fn uuid(paths: &[PathBuf]) -> anyhow::Result<String> {
 /// Allocates so many MiB, prints the GPU's UUID when that is done, and holds them until standard input ends.
 pub(crate) fn hold(paths: &[PathBuf], mib: usize) -> anyhow::Result<()> {
     let cuda = Cuda::open(paths)?;
-    cuda.allocate(mib * 1024 * 1024)?;
+    cuda.allocate(mib * MIB)?;
     println!("{}", cuda.uuid);
     std::io::stdin().read_to_end(&mut Vec::new())?;
     Ok(())
+}
+
+/// What a process with a limit of memory has seen.
+#[derive(Deserialize, Serialize)]
+pub(crate) struct Limited {
+    /// The GPU's memory as CUDA shows it.
+    pub(crate) total_mib: u64,
+    /// The error of the allocation that does not fit; `None`: there was none.
+    pub(crate) refusal: Option<String>,
+}
+
+/// Reads the GPU's memory, allocates what fits into the limit, frees it, and tries to allocate what does not fit.
+///
+/// # Errors
+/// If what fits cannot be allocated.
+pub(crate) fn limited(paths: &[PathBuf], fits_mib: usize, exceeds_mib: usize) -> anyhow::Result<Limited> {
+    let cuda = Cuda::open(paths)?;
+    let (mut free, mut total) = (0_usize, 0_usize);
+    call!(&cuda.library, cuMemGetInfo_v2(&raw mut free => *mut usize, &raw mut total => *mut usize))?;
+    let pointer = cuda.allocate(fits_mib * MIB).with_context(|| format!("allocating {fits_mib} MiB"))?;
+    call!(&cuda.library, cuMemFree_v2(pointer => Pointer))?;
+    let refusal = cuda.allocate(exceeds_mib * MIB).err().map(|error| format!("{error:#}"));
+    Ok(Limited { total_mib: u64::try_from(total / MIB)?, refusal })
 }
 
 /// Writes to address 0, and returns the error that CUDA then has to report.

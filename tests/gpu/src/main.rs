@@ -9,6 +9,7 @@
 #![allow(clippy::print_stdout)]
 
 mod cdi;
+mod cgroup;
 mod check;
 mod child;
 mod cuda;
@@ -33,6 +34,9 @@ use std::time::Duration;
 struct Cli {
     #[command(flatten)]
     check: CheckArgs,
+    /// The cgroup in which a hidden subcommand runs
+    #[arg(long, hide = true, global = true)]
+    cgroup: Option<PathBuf>,
     #[command(subcommand)]
     child: Option<ChildCommand>,
 }
@@ -78,6 +82,9 @@ enum ChildCommand {
     /// Holds memory until standard input ends
     #[command(hide = true)]
     CudaHold { mib: usize, libraries: Vec<PathBuf> },
+    /// Allocates what fits into a limit of memory, and then what does not
+    #[command(hide = true)]
+    CudaLimited { fits_mib: usize, exceeds_mib: usize, libraries: Vec<PathBuf> },
     /// Causes an error of the GPU
     #[command(hide = true)]
     CudaFault { libraries: Vec<PathBuf> },
@@ -93,7 +100,7 @@ enum ChildCommand {
 }
 
 /// The steps of `just gpu` with their time limits.
-fn steps() -> [Step; 12] {
+fn steps() -> [Step; 14] {
     let step = |name, seconds, run| Step { name, limit: Duration::from_secs(seconds), run };
     [
         step("probe", 30, inventory::probe),
@@ -107,6 +114,8 @@ fn steps() -> [Step; 12] {
         step("xid", 40, load::xid),
         step("release", 40, daemon::release),
         step("mig", 20, inventory::mig),
+        step("limits", 60, cgroup::limits),
+        step("close", 30, cgroup::close),
         step("load", 120, load::load),
     ]
 }
@@ -114,7 +123,11 @@ fn steps() -> [Step; 12] {
 fn main() -> ExitCode {
     let cli = Cli::parse();
     let outcome = match cli.child {
-        Some(child) => run_child(child).map(|()| true),
+        Some(child) => cli
+            .cgroup
+            .map_or(Ok(()), |folder| cgroup::join(&folder))
+            .and_then(|()| run_child(child))
+            .map(|()| true),
         None => run_check(cli.check),
     };
     match outcome {
@@ -150,6 +163,9 @@ fn run_child(child: ChildCommand) -> anyhow::Result<()> {
         }
         ChildCommand::CudaUuid { libraries } => println!("{}", cuda::uuid(&libraries)?),
         ChildCommand::CudaHold { mib, libraries } => cuda::hold(&libraries, mib)?,
+        ChildCommand::CudaLimited { fits_mib, exceeds_mib, libraries } => {
+            println!("{}", serde_json::to_string(&cuda::limited(&libraries, fits_mib, exceeds_mib)?)?);
+        }
         ChildCommand::CudaFault { libraries } => println!("{}", cuda::fault(&libraries)?),
         ChildCommand::CudaAdd { libraries } => cuda::add(&libraries)?,
         ChildCommand::Idle => drop(std::io::read_to_string(std::io::stdin())?),

@@ -3,7 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "clippy.toml allows it in tests, but not in their helpers")]
 
-use fake_nvml::{Installed, State};
+use fake_nvml::{Installed, LimitBackend, State};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -22,8 +22,9 @@ const PLAYED: [&str; 11] = [
     "mig",
     "load",
 ];
-/// Those that depend on commands of `berth` or on a driver's files; they pass, or are skipped with a reason.
-const OTHERS: [&str; 1] = ["cdi"];
+/// Those that depend on commands of `berth`, on a driver's files, or on root and cgroup v2; they pass, or are skipped with a
+/// reason.
+const OTHERS: [&str; 3] = ["cdi", "limits", "close"];
 
 struct Run {
     output: Output,
@@ -72,6 +73,7 @@ fn every_step_that_the_fake_can_play_passes() {
     let mut state = State::h100(1);
     state.driver_version = "580.159.04".into();
     state.gpus[0].held_file = Some(device_node.path().to_owned());
+    state.memory_limits = Some(LimitBackend::Dmem);
     let run = Run::new(Some(&state));
     assert!(run.output.status.success(), "{}", run.text());
     for name in PLAYED {
@@ -133,5 +135,5 @@ fn without_a_gpu_it_is_skipped() {
     let run = Run::new(None);
     assert!(run.output.status.success(), "{}", run.text());
     assert!(run.text().starts_with("skipped: there is no NVIDIA "), "{}", run.text());
-    assert_eq!(run.last_line(), "gpu: 0 passed, 0 failed, 12 skipped");
+    assert_eq!(run.last_line(), "gpu: 0 passed, 0 failed, 14 skipped");
 }

@@ -17,6 +17,8 @@ pub(super) struct Evidence {
     pub(super) by_id: bool,
     /// The checkpoint contains its entry: its id or, for an adopted allocation, its devices without an id.
     pub(super) has_entry: bool,
+    /// That entry contains all of its devices. Of an allocation for two containers of a pod, each entry contains some.
+    pub(super) is_entry_complete: bool,
     /// `List` shows its container or one of its devices in a container. `List` leaves out init containers.
     pub(super) is_container_listed: bool,
     /// A fresh checkpoint contains one of its devices under its own pod and under another one.
@@ -197,6 +199,7 @@ impl<'v> Sources<'v> {
         Evidence {
             by_id,
             has_entry: entry.is_some(),
+            is_entry_complete: entry.is_some_and(|entry| entry.devices == allocation.devices),
             is_container_listed: self.is_container_listed(ledger, allocation, &known),
             contested: entry.is_some() && on_devices.iter().any(is_of_another_pod),
             in_checkpoint: by_id || (by_device && !under_another_id),

@@ -150,7 +150,7 @@ impl<'a> Pass<'a> {
             // the record. This run of the kubelet must have requested the devices: after a restart of the kubelet,
             // `List` may lack pods whose containers are not init containers.
             let mut devices = allocation.devices.iter();
-            let is_init_container = evidence.has_entry
+            let is_init_container = evidence.is_entry_complete
                 && view.kubelet.is_some_and(|kubelet| sighting.is_requested_by(kubelet))
                 && view.list.is_some()
                 && !evidence.is_container_listed

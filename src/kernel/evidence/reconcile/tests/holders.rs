@@ -67,3 +67,17 @@ fn a_newer_container_of_the_same_name_gives_no_pod_to_an_older_allocation() {
     );
     assert_eq!(plan.ended, [(id(1), EndReason::Superseded)]);
 }
+
+#[test]
+fn an_entry_with_some_of_an_allocations_devices_is_of_no_init_container() {
+    let mut ledger = node();
+    ledger.excluded = Arc::new([GpuId::of_whole(&device(1).part)].into());
+    grant(&mut ledger, 1, &[0, 1], 0);
+    let mut is_shown = |devices: &[usize], when| {
+        reconcile(&mut ledger, &view(when, vec![entry("u", "main", devices, Some(1))], vec![]), when);
+        ledger.sightings[&id(1)].init_container_mono_ms.is_some()
+    };
+    // The kubelet has lost the entry of the pod's other container.
+    assert!(!is_shown(&[0], 10));
+    assert!(is_shown(&[0, 1], 20));
+}

@@ -7,11 +7,14 @@ use crate::state::{NodeFacts, StartStep, State};
 use crate::survey::Survey;
 use actix_web::HttpRequest;
 use actix_web::web::Data;
-use berth_api::{Counts, Node, NotFreeState, ProcessSight, ResourceState, StackSource, StepState, rfc3339};
+use berth_api::{
+    Counts, Guard, Node, NotFreeState, ProcessSight, ResourceState, StackSource, StepState, rfc3339,
+};
 use berth_http::{HandlerResult, etag};
 use berth_kernel::evidence::attribution::pods_with_gpu_bypass;
 use berth_kernel::ids::names::Resource;
 use berth_kernel::ids::time::Now;
+use berth_kernel::node::rules::Rules;
 use berth_kernel::sharing::breaker::{Breaker, Phase};
 use std::collections::BTreeMap;
 
@@ -25,6 +28,8 @@ pub(crate) async fn show(state: Data<State>, request: HttpRequest) -> HandlerRes
     let survey = state.caches.surveys.newest(&state.kernel);
     let ledger = &survey.ledger;
     let checks = readiness(&facts, &state);
+    let mut warnings = pod_rules::of_active_stack(&state, ledger);
+    warnings.extend(missing_guard(&ledger.rules, facts.guard.as_ref()));
     let node = Node {
         ready: checks.iter().all(|c| c.ok),
         checks,
@@ -49,11 +54,19 @@ pub(crate) async fn show(state: Data<State>, request: HttpRequest) -> HandlerRes
         stack_revision: ledger.stack.revision,
         stack_source: Some(StackSource::of(&ledger.stack)),
         file_stack_overridden: state.policies.file_stack().is_overridden_by(&ledger.stack),
-        warnings: pod_rules::of_active_stack(&state, ledger),
+        warnings,
         processes: ProcessSight::of(ledger.process_visibility()),
         counts: counts(&survey),
     };
     etag::fresh(&request, &node)
+}
+
+/// The warning that the configuration needs a guard, which is not connected.
+fn missing_guard(rules: &Rules, guard: Option<&Guard>) -> Option<String> {
+    let needs = rules.why_guard_is_needed()?;
+    let guard = guard.filter(|guard| !guard.connected)?;
+    let why = guard.why.as_deref().unwrap_or("`berth guard` does not run on this node");
+    Some(format!("{needs}, and the guard, which puts that into effect, is not connected: {why}"))
 }
 
 /// When the daemon started, by the present clock: a clock that was set meanwhile, as after a boot, must not move the start

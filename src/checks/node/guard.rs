@@ -24,12 +24,7 @@ pub(super) fn guard(config: &Config) -> Line {
 
 /// `answer`: of the guard, or why it has none; `None` if none runs.
 fn line(rules: &Rules, answer: Option<Result<(GuardStatus, RuntimeView), String>>) -> Line {
-    let needs = match (rules.enforcement, rules.bypass.action) {
-        (Enforcement::Require, _) => Some("`enforce.memory` is `require`"),
-        (_, BypassAction::Strip | BypassAction::Deny) => Some("`bypass.action` is not `report`"),
-        _ => None,
-    };
-    let (status, view) = match (answer, needs) {
+    let (status, view) = match (answer, rules.why_guard_is_needed()) {
         (None, None) => {
             let what = "not running: memory limits are not enforced, and bypasses are only reported";
             return Line::ok(CHECK, what);

@@ -1,7 +1,7 @@
 //! The settings of the kernel's rules, which the configuration sets.
 
 use crate::evidence::limits::Enforcement;
-use crate::grants::bypass::BypassRules;
+use crate::grants::bypass::{BypassAction, BypassRules};
 use crate::grants::history::HistoryLimit;
 use crate::ids::time::Timing;
 use crate::policy::version::TrustedKey;
@@ -22,6 +22,18 @@ pub struct Rules {
     pub history: HistoryLimit,
     /// Keys that policies may be signed with; if empty, a policy needs no signature.
     pub trusted_keys: Vec<TrustedKey>,
+}
+
+impl Rules {
+    /// The setting that only the guard puts into effect; `None` if there is none, so that a node can be without a guard.
+    #[must_use]
+    pub fn why_guard_is_needed(&self) -> Option<&'static str> {
+        match (self.enforcement, self.bypass.action) {
+            (Enforcement::Require, _) => Some("`enforce.memory` is `require`"),
+            (_, BypassAction::Strip | BypassAction::Deny) => Some("`bypass.action` is not `report`"),
+            _ => None,
+        }
+    }
 }
 
 impl Default for Rules {

@@ -67,6 +67,9 @@ pub fn why_not_free(ledger: &Ledger, part: &PartState, resource: &Resource, devi
     if !ledger.device_access.is_named(part) {
         return of_gpu(Withdrawn, "no CDI specification names it yet");
     }
+    if let Some(why) = ledger.why_not_enforceable(part, device) {
+        return of_gpu(Withdrawn, &format!("its memory limit cannot be enforced: {why}"));
+    }
     let memory_mib = ledger.memory_to_grant_mib(part);
     let has_room = ledger.taken(part).plus(device.consumes).excess(memory_mib).is_none();
     let holding = resources_held(ledger, part);
@@ -108,6 +111,7 @@ fn describe_drain(drain: &Drain) -> String {
 mod tests {
     use super::*;
     use crate::drain::marks::Author;
+    use crate::evidence::limits::Enforcement;
     use crate::hardware::health::{Health, HealthState};
     use crate::node::change::{Change, Entry};
     use crate::node::command::Command;
@@ -158,6 +162,18 @@ mod tests {
         };
         apply(&mut node, Change::HealthChanged { gpu: gpu_id("GPU-0"), health });
         assert_eq!(why(&node), (NotFreeState::Unhealthy, "GPU 0: XID 79: GPU has fallen off the bus".into()));
+    }
+
+    #[test]
+    fn a_device_whose_required_limit_cannot_be_enforced_says_so() {
+        let mut node = node(50_000);
+        Arc::make_mut(&mut node.ledger.rules).enforcement = Enforcement::Require;
+        let (state, reason) = why(&node);
+        assert_eq!(state, NotFreeState::Withdrawn);
+        assert!(
+            reason.starts_with("GPU 0: its memory limit cannot be enforced: the guard does not show"),
+            "{reason}"
+        );
     }
 
     #[test]

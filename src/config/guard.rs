@@ -2,7 +2,7 @@
 //! containers to. `bypass`: what it does about containers that can use GPUs that were not allocated
 //! to them.
 
-use super::checks::Checks;
+use super::checks::{Checks, bad};
 use super::gpus::GpuSource;
 use berth_guard::{LimitSettings, Settings};
 use berth_kernel::evidence::limits::Enforcement;
@@ -55,8 +55,11 @@ enum ActionMode {
 }
 
 impl BypassFile {
-    pub(super) fn resolve(self) -> BypassRules {
+    pub(super) fn resolve(self, checks: &mut Checks) -> BypassRules {
         let usual = BypassRules::default();
+        for name in self.exempt_namespaces.iter().flatten().filter(|name| !is_namespace(name)) {
+            checks.add(bad("bypass.exemptNamespaces", name, "whole names of namespaces, without patterns"));
+        }
         BypassRules {
             action: match self.action {
                 None => usual.action,
@@ -67,6 +70,15 @@ impl BypassFile {
             exempt_namespaces: self.exempt_namespaces.unwrap_or(usual.exempt_namespaces),
         }
     }
+}
+
+/// Whether Kubernetes accepts it as the name of a namespace: a DNS label (RFC 1123).
+fn is_namespace(name: &str) -> bool {
+    let is_inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+    (1..=63).contains(&name.len())
+        && name.chars().all(is_inner)
+        && !name.starts_with('-')
+        && !name.ends_with('-')
 }
 
 /// The file's `guard`.
@@ -167,6 +179,11 @@ mod tests {
             rules("bypass: {action: strip}").exempt_namespaces,
             BypassRules::default().exempt_namespaces
         );
+        for name in ["kube-*", "Kube", "", "-a"] {
+            let yaml = format!("bypass: {{exemptNamespaces: ['{name}']}}");
+            let error = Config::merge(&ServeArgs::default(), FileConfig::parse(&yaml).unwrap()).unwrap_err();
+            assert!(error.to_string().contains("bypass.exemptNamespaces"), "{error}");
+        }
         let error = FileConfig::parse("bypass: {action: kill}").unwrap_err().to_string();
         assert!(error.contains("`strip`"), "{error}");
     }

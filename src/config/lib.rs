@@ -283,7 +283,7 @@ impl Config {
         let tracing = checks.ok(file.tracing.take().unwrap_or_default().resolve(&args.tracing)).flatten();
         let trusted_keys = trusted::keys(file.trusted_keys.take(), &mut checks);
         let enforcement = file.enforce.take().unwrap_or_default().memory();
-        let bypass = file.bypass.take().unwrap_or_default().resolve();
+        let bypass = file.bypass.take().unwrap_or_default().resolve(&mut checks);
         let labels = file.labels.take().unwrap_or_default().resolve(&mut checks);
         let stack = file::resolve_stack(
             file.stack.take().unwrap_or_default(),

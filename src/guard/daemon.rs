@@ -129,7 +129,7 @@ fn not_connected(socket: &Path, error: &io::Error) -> String {
             format!("{path} does not exist: run `berth guard` on this node, which creates it")
         }
         ErrorKind::ConnectionRefused => {
-            format!("no process listens on {path}: start `berth guard` again")
+            format!("no process listens on {path}: the guard has ended")
         }
         ErrorKind::PermissionDenied => {
             format!(

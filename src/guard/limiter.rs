@@ -325,7 +325,7 @@ impl Limiter {
                 if now.state != limit.state || now.why != limit.why {
                     log(&id, &now);
                 }
-                // Now, and not after the others: the daemon stamps a reading with the time at which it arrives.
+                // Without waiting for the other GPUs: the daemon takes the time of its arrival as that of the reading.
                 self.guard.update(|known| known.set_limit(&id, now));
             }
         }

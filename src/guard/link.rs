@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{Semaphore, watch};
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::codec::{Framed, LengthDelimitedCodec};
 
 /// The longest message, bytes: twice the containers of a full ledger, at 300 bytes each, with room to spare.
@@ -20,8 +20,8 @@ const MESSAGE_BYTES_MAX: usize = 4 << 20;
 const CONNECTIONS_MAX: usize = 4;
 /// How long the other side may take to read a message.
 const WRITE_MAX: Duration = Duration::from_secs(5);
-/// The wait between a change and its message, which has all changes by then: the creation of a container, its start and its
-/// limits are one message, and the daemon uses no processor for them while the container starts.
+/// How long the guard waits after a change before it sends a message, so that the creation of a container, its start and
+/// its limits are one message, and the daemon uses no CPU time for them while the container starts.
 const SEND_DELAY: Duration = Duration::from_millis(10);
 /// The wait after a failed accept, which would fail again at once while no file descriptors are left.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
@@ -109,7 +109,9 @@ pub(crate) async fn serve(listener: UnixListener, guard: Arc<GuardState>, messag
         let (guard, messages, places) = (Arc::clone(&guard), Arc::clone(&messages), Arc::clone(&places));
         tokio::spawn(async move {
             if let Err(error) = serve_daemon(Link::new(socket), &guard, &messages).await {
-                tracing::warn!(%error, "the connection to the daemon failed");
+                tracing::warn!(
+                    "the connection to the daemon ended: {error}; `berth node check` says why the daemon closed it"
+                );
             }
             drop(place);
             if places.available_permits() == CONNECTIONS_MAX {
@@ -130,6 +132,8 @@ async fn serve_daemon(mut link: Link, guard: &GuardState, messages: &DaemonMessa
     let mut changes = guard.changes();
     let mut sent = guard.published();
     link.send(&sent.whole()).await?;
+    // When the changes since the last message are sent.
+    let mut send_at = None;
     loop {
         tokio::select! {
             received = link.receive::<Daemon>() => match received? {
@@ -145,9 +149,10 @@ async fn serve_daemon(mut link: Link, guard: &GuardState, messages: &DaemonMessa
                 }
                 None => return Ok(()),
             },
-            // The sender is not dropped meanwhile.
-            _ = changes.changed() => {
-                sleep(SEND_DELAY).await;
+            // It never fails, since `guard` has the sender.
+            _ = changes.changed(), if send_at.is_none() => send_at = Some(Instant::now() + SEND_DELAY),
+            () = sleep_until(send_at.unwrap_or_else(Instant::now)), if send_at.is_some() => {
+                send_at = None;
                 changes.mark_unchanged();
                 let now = guard.published();
                 let update = now.since(&sent);
@@ -189,6 +194,8 @@ mod tests {
         known.wait_for(|said| *said == Some(PodDeletions::Some)).await.unwrap();
         let pod = PodSandbox { id: "s".into(), uid: "a".into(), ..PodSandbox::default() };
         guard.update(|known| known.create(&pod, &Container::default()));
+        guard.set_status(|status| status.version = "1.7".into());
+        // Both are one message.
         followed.apply(link.receive().await.unwrap().unwrap());
         assert_eq!(followed.pods, ["a".to_owned()].into());
         assert_eq!(followed, guard.published());

@@ -38,7 +38,7 @@ const LASTED: Duration = Duration::from_secs(60);
 pub enum GuardError {
     /// Its socket cannot be created.
     #[error(
-        "the guard cannot listen on {}: {source}; set guard.socket to a path in a folder that it may write",
+        "the guard cannot listen on {}; set guard.socket to a path in a folder that it may write",
         path.display()
     )]
     Socket {
@@ -54,9 +54,16 @@ pub enum GuardError {
 /// # Errors
 /// If its socket cannot be created. The runtime is waited for.
 pub async fn run(settings: Settings) -> Result<(), GuardError> {
+    if !rustix::process::geteuid().is_root() {
+        tracing::warn!(
+            "the guard does not run as root, which it needs for the container runtime, cgroups and NVML: run it as root"
+        );
+    }
     let failed = |source| GuardError::Socket { path: settings.socket.clone(), source };
     let _lock = lock(&settings.socket).await.map_err(failed)?;
     let listener = bind(&settings.socket).map_err(failed)?;
+    // Removed before the lock is released, so that it is not the next guard's.
+    let _socket = SocketFile(settings.socket.clone());
     let guard = Arc::new(GuardState::new());
     let limiter = Arc::new(Limiter::new(&settings, Arc::clone(&guard)));
     limiter.resume_left();
@@ -102,7 +109,18 @@ async fn lock(socket: &Path) -> io::Result<File> {
     }
 }
 
-/// Listens; the socket of a guard that has ended is replaced, which the lock makes safe.
+/// The guard's socket; removed when dropped, so that a node whose guard was stopped has none.
+struct SocketFile(PathBuf);
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        if let Err(error) = fs::remove_file(&self.0) {
+            tracing::warn!("the guard cannot remove its socket {}: {error}", self.0.display());
+        }
+    }
+}
+
+/// Listens; the socket of a guard that was killed is replaced, which the lock makes safe.
 fn bind(path: &Path) -> io::Result<UnixListener> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
@@ -120,6 +138,7 @@ async fn keep_session(mut plugin: Registered, mut deletions: watch::Receiver<Opt
     loop {
         plugin.limiter.wait_until_none_is_suspended().await;
         wait_for_safe_registration(&guard, &mut deletions).await;
+        guard.set_status(|status| status.why = format!("the guard registers at {}", nri_socket.display()));
         let began = Instant::now();
         let why = match UnixStream::connect(&nri_socket).await {
             Ok(socket) => match session::run(socket, &mut plugin).await {
@@ -166,9 +185,9 @@ async fn wait_for_safe_registration(
                  containers have ended; the guard registers after that"
             }
             None => {
-                "`berth serve` has not sent whether a pod is being deleted, during which a registration would block the \
-                 container runtime: it is not connected, which needs the same `guard.socket`, or it waits for the API \
-                 server's first answer (`berth node show`)"
+                "the guard waits for `berth serve` to say whether a pod of this node is being deleted, since a registration \
+                 would block the container runtime then. If this lasts, either `berth serve` does not run with the same \
+                 `guard.socket`, or it has no answer of the API server yet (`berth node show`)"
             }
         };
         guard.set_unconnected(why.into());
@@ -328,7 +347,7 @@ mod tests {
         let mut receiver = sender.subscribe();
         let mut waiting = std::pin::pin!(wait_for_safe_registration(&guard, &mut receiver));
         assert_eq!(waiting.as_mut().now_or_never(), None);
-        assert!(why().contains("has not sent whether"), "{}", why());
+        assert!(why().contains("waits for `berth serve` to say"), "{}", why());
         sender.send_replace(Some(PodDeletions::Some));
         assert_eq!(waiting.as_mut().now_or_never(), None);
         assert!(why().contains("being deleted"), "{}", why());

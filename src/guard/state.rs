@@ -12,7 +12,7 @@ use tokio::sync::{Notify, watch};
 pub(crate) struct GuardState {
     pub(crate) containers: Mutex<Containers>,
     status: Mutex<Status>,
-    /// Wakes the connections to daemons, which send what has changed. The container runtime waits for none of it.
+    /// Wakes the connections to daemons, which send what has changed. The container runtime does not wait for that.
     changes: watch::Sender<()>,
     /// Wakes the sweep.
     pub(crate) left: Notify,
@@ -62,7 +62,7 @@ impl GuardState {
         self.containers.lock().all_limited()
     }
 
-    /// Notifies of each change from now on.
+    /// Returns a receiver that is notified of later changes; several changes can be one notification.
     pub(crate) fn changes(&self) -> watch::Receiver<()> {
         self.changes.subscribe()
     }

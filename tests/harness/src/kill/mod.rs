@@ -44,7 +44,7 @@ stack: [{ policy: mixed, parameters: { replicas: 4 } }]
 rounds: { listEveryMs: 100, listEveryCordonedMs: 100, roundEveryMs: 200 }
 timing: { roundsApartMs: 100, kubeletSettleMs: 100, replySettleMs: 200, retireMs: 500, namedMs: 200 }
 ";
-/// In how many of a hundred rounds the guard is killed.
+/// The percentage of rounds in which the guard is killed.
 const GUARD_PERCENT: u64 = 15;
 /// So often the load rests until everything is equal.
 const SETTLE_EVERY: u64 = 25;
@@ -70,6 +70,7 @@ struct Node<'a> {
     kubelet: Kubelet,
     load: Load,
     guard: Option<Guard>,
+    guard_kills: u64,
     tally: Tally,
     /// The other program, while it fills the disk.
     filler: Option<Filler>,
@@ -102,6 +103,7 @@ pub async fn run(
         kubelet,
         load,
         guard: None,
+        guard_kills: 0,
         tally: Tally::default(),
         filler: None,
         starts_on_full_disk: 0,
@@ -188,11 +190,12 @@ impl Node<'_> {
             died.send_replace(true);
             ended
         };
-        let guard = &mut self.guard;
+        let (guard, guard_kills) = (&mut self.guard, &mut self.guard_kills);
         let guard_death = async {
             if let Some(after) = guard_dies {
                 tokio::time::sleep(after).await;
                 *guard = None;
+                *guard_kills += 1;
             }
         };
         let (ended, wrong, ()) = tokio::join!(death, self.load.run(&dead), guard_death);
@@ -214,8 +217,9 @@ impl Node<'_> {
 
     /// Starts the guard if it was killed, and counts what it has done wrong since the last call.
     fn start_guard(&mut self) -> anyhow::Result<()> {
-        let wrong = self.load.runtime.take_wrong().into_iter().map(Wrong::Mismatch).collect::<Vec<_>>();
-        let log = self.guard.as_ref().map_or_else(String::new, |guard| guard.log());
+        let wrong = self.load.runtime.take_wrong(self.guard_kills);
+        let wrong: Vec<_> = wrong.into_iter().map(Wrong::Mismatch).collect();
+        let log = Guard::log(self.folder);
         self.note(&wrong, &log);
         match &mut self.guard {
             Some(guard) => guard.check(),

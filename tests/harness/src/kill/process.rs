@@ -52,6 +52,9 @@ impl Program {
     }
 }
 
+/// The file of the folder with the guard's log.
+const GUARD_LOG: &str = "guard.log";
+
 /// A running daemon; killed when dropped.
 #[derive(Debug)]
 pub struct Serving {
@@ -207,17 +210,16 @@ impl Drop for Serving {
 #[derive(Debug)]
 pub(crate) struct Guard {
     child: Child,
-    log: PathBuf,
+    folder: PathBuf,
 }
 
 impl Guard {
     /// Starts it on this folder, which has `config.yaml`.
     pub(crate) fn start(program: &Program, folder: &Path) -> anyhow::Result<Self> {
-        let log = folder.join("guard.log");
         let mut command = program.command("guard", folder);
-        command.stderr(std::fs::File::create(&log)?);
+        command.stderr(std::fs::File::create(folder.join(GUARD_LOG))?);
         let child = command.spawn().with_context(|| format!("starting {}", program.exe.display()))?;
-        Ok(Self { child, log })
+        Ok(Self { child, folder: folder.to_owned() })
     }
 
     /// Checks that it runs.
@@ -227,13 +229,13 @@ impl Guard {
     pub(crate) fn check(&mut self) -> anyhow::Result<()> {
         match self.child.try_wait()? {
             None => Ok(()),
-            Some(status) => bail!("the guard ended by itself, {status}:\n{}", self.log()),
+            Some(status) => bail!("the guard ended by itself, {status}:\n{}", Self::log(&self.folder)),
         }
     }
 
-    /// Its log.
-    pub(crate) fn log(&self) -> String {
-        std::fs::read_to_string(&self.log).unwrap_or_default()
+    /// The log of the guard that was started last on this folder.
+    pub(crate) fn log(folder: &Path) -> String {
+        std::fs::read_to_string(folder.join(GUARD_LOG)).unwrap_or_default()
     }
 }
 

@@ -36,7 +36,7 @@ const MESSAGE_HEADER_BYTES: usize = 10;
 const MESSAGE_BYTES_MAX: usize = 4 << 20;
 /// Far above the two seconds that containerd waits: this machine may be busy.
 const CALL_MAX: Duration = Duration::from_secs(300);
-/// Pods that wait to be shown: the load waits when there are more.
+/// How many changes can wait for the task. When there are so many, the load waits.
 const WAITING_MAX: usize = 64;
 
 /// What happens to a pod.
@@ -52,6 +52,8 @@ pub(crate) struct Guards {
     pub(crate) registered: u64,
     /// How many calls they have answered.
     pub(crate) answered: u64,
+    /// How many connections they have closed.
+    pub(crate) closed: u64,
     /// What they have done wrong.
     pub(crate) wrong: Vec<String>,
 }
@@ -74,7 +76,7 @@ impl Runtime {
         Ok(Self { changes, guards })
     }
 
-    /// The containers of a pod are started, as the kubelet has had them allocated.
+    /// Shows the guard that the containers of a pod are created, with the annotations of their grants.
     pub(crate) async fn run(&self, kubelet: &Kubelet, pod: &PodSpec) {
         let sandbox = PodSandbox {
             id: format!("sandbox-{}", pod.uid),
@@ -96,13 +98,13 @@ impl Runtime {
         self.change(Change::Starts { pod: Box::new(sandbox.clone()), init, main }).await;
     }
 
-    /// The containers of a pod have ended.
+    /// Shows the guard that the containers of a pod are stopped and removed.
     pub(crate) async fn end(&self, uid: &str) {
         self.change(Change::Ends { uid: uid.to_owned() }).await;
     }
 
     async fn change(&self, change: Change) {
-        // The other end is there as long as this value.
+        // The task receives until this sender is dropped.
         let _ = self.changes.send(change).await;
     }
 
@@ -112,13 +114,18 @@ impl Runtime {
         (guards.registered, guards.answered)
     }
 
-    /// Takes what guards have done wrong since the last call.
-    pub(crate) fn take_wrong(&self) -> Vec<String> {
-        std::mem::take(&mut self.guards.lock().unwrap_or_else(PoisonError::into_inner).wrong)
+    /// Takes what guards have done wrong since the last call; `kills`: how many of them were killed.
+    pub(crate) fn take_wrong(&self, kills: u64) -> Vec<String> {
+        let mut guards = self.guards.lock().unwrap_or_else(PoisonError::into_inner);
+        if guards.closed > kills {
+            let closed = std::mem::replace(&mut guards.closed, kills);
+            guards.wrong.push(format!("guards closed {closed} connections, and {kills} guards were killed"));
+        }
+        std::mem::take(&mut guards.wrong)
     }
 }
 
-/// What runs, and the guard that is shown it.
+/// The running pods, and the guard to which they are shown.
 struct RuntimeTask {
     pods: BTreeMap<String, (PodSandbox, Vec<Container>)>,
     plugin: Option<Plugin>,
@@ -205,17 +212,21 @@ impl RuntimeTask {
         }
     }
 
-    /// Forgets the guard whose connection has failed. A killed guard closes its socket; any other failure is counted as an
-    /// error of the guard.
+    /// Forgets the guard whose connection has failed. Its process may have been killed, which closes the connection; any
+    /// other failure is an error of the guard.
     fn lose(&mut self, error: &anyhow::Error) {
         self.plugin = None;
-        let was_killed = error.downcast_ref::<io::Error>().is_some_and(|error| {
+        let is_closed = error.downcast_ref::<io::Error>().is_some_and(|error| {
             let kind = error.kind();
             matches!(kind, ErrorKind::BrokenPipe | ErrorKind::ConnectionReset | ErrorKind::UnexpectedEof)
         });
-        if !was_killed {
-            self.note(|guards| guards.wrong.push(format!("{error:#}")));
-        }
+        self.note(|guards| {
+            if is_closed {
+                guards.closed += 1;
+            } else {
+                guards.wrong.push(format!("{error:#}"));
+            }
+        });
     }
 }
 
@@ -232,7 +243,7 @@ impl Plugin {
         pods: &BTreeMap<String, (PodSandbox, Vec<Container>)>,
     ) -> anyhow::Result<()> {
         let (connection, stream, kind, _) = self.receive().await?;
-        ensure!((connection, kind) == (TO_RUNTIME, REQUEST), "the guard's first message is no request");
+        ensure!((connection, kind) == (TO_RUNTIME, REQUEST), "the guard's first message is not a request");
         self.send(TO_RUNTIME, stream, RESPONSE, &Response::default().encode_to_vec()).await?;
         let configure = ConfigureRequest { runtime_name: "harness".into(), ..ConfigureRequest::default() };
         self.call("Configure", &configure).await?;

@@ -1,5 +1,5 @@
-//! Steps in a cgroup of their own, as the guard has one for each container: a limit of GPU memory, and devices to which
-//! access is denied.
+//! Steps 11 and 12: each creates a cgroup as a container has one, and does to it what the guard does. It sets a memory
+//! limit, or denies access to device nodes.
 
 use crate::check::{Check, skip};
 use crate::inventory::{library, read_nvml};
@@ -14,18 +14,18 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// The limit, what fits into it, and what does not, MiB.
+/// The limit, what fits into it beside the driver's own memory of the process, and what does not, MiB.
 const LIMIT_MIB: u64 = 2048;
-const FITS_MIB: usize = 1536;
+const FITS_MIB: usize = 1024;
 const EXCEEDS_MIB: usize = 3072;
 /// The driver rounds a limit down to its pages, MiB.
 const PAGE_MIB: u64 = 2;
-/// Where cgroup v2 is mounted; the second one beside cgroup v1.
+/// Where cgroup v2 is mounted; the second path where cgroup v1 is mounted, too.
 const ROOTS: [&str; 2] = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
 /// How long the kernel may count an ended process as one of the cgroup.
 const REMOVE_MAX: Duration = Duration::from_secs(5);
 
-/// A cgroup of version 2 without processes; removed when dropped.
+/// A cgroup of version 2 that a step creates; removed when dropped.
 struct Cgroup(PathBuf);
 
 impl Cgroup {
@@ -42,7 +42,17 @@ impl Cgroup {
         let folder = root.join(format!("berth-gpu-check-{step}-{}", std::process::id()));
         fs::create_dir(&folder)
             .map_err(|error| skip(format!("{} cannot be created: {error}", folder.display())))?;
-        Ok(Self(folder))
+        let cgroup = Self(folder);
+        let controllers = fs::read_to_string(root.join("cgroup.controllers"))?;
+        // The driver limits memory by this controller, where the kernel has it.
+        if controllers.split_whitespace().any(|name| name == "dmem") && !cgroup.0.join("dmem.max").exists() {
+            let list = root.join("cgroup.subtree_control");
+            return Err(skip(format!(
+                "{} does not contain the controller dmem of this kernel",
+                list.display()
+            )));
+        }
+        Ok(cgroup)
     }
 
     /// Runs a hidden subcommand to its end in this cgroup.
@@ -57,7 +67,11 @@ impl Drop for Cgroup {
     fn drop(&mut self) {
         // The process that ended last may still be in it.
         let end = Instant::now() + REMOVE_MAX;
-        while fs::remove_dir(&self.0).is_err() && Instant::now() < end {
+        while let Err(error) = fs::remove_dir(&self.0) {
+            if Instant::now() > end {
+                eprintln!("gpu-check: {} is left: {error}", self.0.display());
+                return;
+            }
             std::thread::sleep(Duration::from_millis(20));
         }
     }
@@ -70,7 +84,7 @@ impl Drop for Cgroup {
 pub(crate) fn join(cgroup: &Path) -> anyhow::Result<()> {
     let file = cgroup.join("cgroup.procs");
     // 0 is the writing process.
-    fs::write(&file, "0").with_context(|| file.display().to_string())
+    fs::write(&file, "0").with_context(|| format!("moving this process into the cgroup {}", cgroup.display()))
 }
 
 /// Step 11: a limit is set by NVML as the guard sets it, NVML reports it, and CUDA can allocate no more.
@@ -87,13 +101,17 @@ pub(crate) fn limits(check: &Check) -> anyhow::Result<()> {
     let took = began.elapsed();
     let used = answer.and_then(|reported| Ok((reported, nvml.get(&gpu, &cgroup.0)?)));
     check.record.at("closing NVML");
-    ensure!(nvml.close("the step is at its end"), "NVML does not close");
+    let is_closed = nvml.close("the step is at its end");
     let (reported, read) = used.map_err(|error| match error {
         LimitError::Unsupported { .. } => skip(error.to_string()),
         _ => error.into(),
     })?;
-    ensure!(reported == read, "NVML reports {reported:?}, and then {read:?}");
-    let reported = reported.context("NVML reports no limit after it was set")?;
+    ensure!(is_closed, "NVML was not closed in time");
+    ensure!(
+        reported == read,
+        "NVML reported {reported:?} when the limit was set, and {read:?} when it was read again"
+    );
+    let reported = reported.context("NVML reports no limit after one was set")?;
     ensure!(
         (LIMIT_MIB - PAGE_MIB..=LIMIT_MIB).contains(&reported.limit_mib),
         "NVML reports a limit of {} MiB after {LIMIT_MIB} MiB were set",
@@ -107,8 +125,13 @@ pub(crate) fn limits(check: &Check) -> anyhow::Result<()> {
     }
     let paths = cuda_paths(check);
     check.record.at("opening CUDA");
-    if let Err(error) = child::output("cuda-uuid", &arguments(&paths)) {
-        check.record.note(format!("nothing was allocated: no CUDA: {error:#}"));
+    let why_not = match child::output("cuda-uuid", &arguments(&paths)) {
+        Ok(uuid) if uuid.trim() == gpu.to_string() => None,
+        Ok(uuid) => Some(format!("CUDA's first GPU is {}, the limit is on {gpu}", uuid.trim())),
+        Err(error) => Some(format!("CUDA cannot be opened: {error:#}")),
+    };
+    if let Some(why) = why_not {
+        check.record.note(format!("no memory was allocated: {why}"));
         return Ok(());
     }
     check.record.at("allocating memory");
@@ -119,12 +142,14 @@ pub(crate) fn limits(check: &Check) -> anyhow::Result<()> {
     check.record.figure("total_mib", seen.total_mib);
     ensure!(
         seen.total_mib <= LIMIT_MIB,
-        "CUDA shows {} MiB in all, the limit is {LIMIT_MIB} MiB",
+        "CUDA shows {} MiB in total, but the limit is {LIMIT_MIB} MiB",
         seen.total_mib
     );
-    let refusal = seen
-        .refusal
-        .with_context(|| format!("CUDA has allocated {EXCEEDS_MIB} MiB, the limit is {LIMIT_MIB} MiB"))?;
+    let refusal = seen.refusal.with_context(|| {
+        format!("CUDA allocated {EXCEEDS_MIB} MiB, although the limit is {LIMIT_MIB} MiB")
+    })?;
+    let is_out_of_memory = refusal.contains("CUDA_ERROR_OUT_OF_MEMORY");
+    ensure!(is_out_of_memory, "CUDA refused {EXCEEDS_MIB} MiB by another error: {refusal}");
     check.record.figure("refusal", refusal);
     Ok(())
 }
@@ -150,9 +175,15 @@ pub(crate) fn close(check: &Check) -> anyhow::Result<()> {
     check.record.at("opening CUDA without access");
     match cgroup.output("cuda-uuid", &arguments(&paths)) {
         Ok(uuid) => {
-            anyhow::bail!("CUDA opens {} though access to majors {:?} is denied", uuid.trim(), denied.majors)
+            anyhow::bail!(
+                "CUDA opened {}, although access to device nodes with the major numbers {:?} is denied",
+                uuid.trim(),
+                denied.majors
+            )
         }
         Err(error) => check.record.figure("refusal", format!("{error:#}")),
     }
+    // The cause of the refusal is the cgroup.
+    child::output("cuda-uuid", &arguments(&paths)).context("CUDA outside of the cgroup")?;
     Ok(())
 }

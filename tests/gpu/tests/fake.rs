@@ -84,6 +84,9 @@ fn every_step_that_the_fake_can_play_passes() {
         let verdict = &run.step(name)["verdict"];
         assert!(*verdict == "passed" || verdict["skipped"].is_string(), "{}", run.text());
     }
+    let limits = run.step("limits")["verdict"].clone();
+    let why = limits["skipped"].as_str().unwrap_or_default();
+    assert!(limits == "passed" || why.contains("cgroup"), "{limits}");
     let passed = PLAYED.len() + OTHERS.len() - skipped;
     assert_eq!(run.last_line(), format!("gpu: {passed} passed, 0 failed, {skipped} skipped"));
     for (step, figures) in [

@@ -117,7 +117,7 @@ def drifts(bench: Bench) -> None:
     def change() -> None:
         apply_memory_limit(bench.berth.fake, gpu, int(_process(pod).name), 2 * granted)
         if _hard_mib(file) != 2 * granted:
-            raise TestError(f"the hook has set {_hard_mib(file)} MiB")
+            raise TestError(f"the hook set a limit of {_hard_mib(file)} MiB instead of {2 * granted} MiB")
 
     for times in (1, 2):
         change()

@@ -55,9 +55,9 @@ class NvidiaPlugin:
 
 
 def apply_memory_limit(gpus: FakeGpus, gpu: str, pid: int, mib: int) -> None:
-    """Lets NVIDIA's hook set the limit of a container's cgroup on a GPU, as for a pod that has the hook's variable.
+    """Runs NVIDIA's hook, which sets the limit of a container's cgroup on a GPU, as for a container with its variable.
 
-    The hook knows cgroup v2 only at /sys/fs/cgroup. It runs in a mount namespace of its own, where that is so.
+    The hook expects cgroup v2 at /sys/fs/cgroup, so it runs in a mount namespace in which cgroup v2 is mounted there.
     """
     environment = gpus.environment_by_name()
     bundle = RUN / "bundle"

@@ -11,7 +11,7 @@ class Scenario:
 
     `cluster`: on a node of an API server, with pods made by kubectl. `berth_first`: Berth runs before the first
     case; without it, the first case starts what it wants.
-    `install` is called with libfake_nvml.so, and puts a driver onto the node. `modules`: whose programs its cases run.
+    `install` is called with libfake_nvml.so, and puts a driver onto the node. `modules`: the Go modules whose programs its cases run.
     """
 
     def __init__(

@@ -230,14 +230,17 @@ def _enforced(bench: Bench, pod: Pod, by: str) -> dict:
 
 
 def _process(pod: Pod) -> Path:
-    """The folder in /proc of a process of the pod, which has the pod's UID in its environment."""
+    """The folder in /proc of the pod's first process; its processes have the pod's UID in their environment."""
+    found = []
     for folder in Path("/proc").iterdir():
         try:
             if f"E2E_POD_UID={pod.uid}".encode() in (folder / "environ").read_bytes().split(b"\0"):
-                return folder
+                found.append(folder)
         except OSError:
             continue
-    raise TestError(f"no process of {pod.name} runs")
+    if not found:
+        raise TestError(f"no process of {pod.name} runs")
+    return min(found, key=lambda folder: int(folder.name))
 
 
 def _cgroup(pod: Pod) -> Path:

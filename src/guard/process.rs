@@ -454,4 +454,16 @@ mod tests {
         bind(&socket).unwrap();
         assert_eq!(fs::metadata(&socket).unwrap().permissions().mode() & 0o777, 0o600);
     }
+
+    #[tokio::test]
+    async fn a_guard_that_is_stopped_leaves_no_socket() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("guard.sock");
+        let settings = Settings { socket: socket.clone(), limits: LimitSettings::Off, ..Settings::default() };
+        let mut guard = Box::pin(run(settings));
+        assert!(guard.as_mut().now_or_never().is_none());
+        assert!(socket.exists());
+        drop(guard);
+        assert!(!socket.exists());
+    }
 }

@@ -68,6 +68,10 @@ struct Settings {
     health_listen: Option<String>,
     admin: AccessSummary,
     resource: String,
+    /// `enforce.memory`.
+    memory_limits: &'static str,
+    /// `bypass.action`.
+    bypass_action: &'static str,
     /// Endpoint and protocol of traces.
     #[serde(skip_serializing_if = "Option::is_none")]
     tracing: Option<String>,
@@ -129,6 +133,12 @@ fn examine(source: &Source, skipped: SkippedChecks) -> anyhow::Result<(Config, V
         };
         notes = findings.notes;
         notes.extend(config.loaded.notices.iter().cloned());
+        notes.extend(
+            config
+                .rules
+                .why_guard_is_needed()
+                .map(|why| format!("{why}: `berth guard` must run on the node, too")),
+        );
         let mut errors = findings.errors;
         if skipped.files {
             notes.push("the token and TLS files were not read".into());
@@ -184,6 +194,8 @@ fn settings(config: &Config) -> Settings {
         health_listen: config.admin.health_listen.map(|listen| listen.to_string()),
         admin: AccessSummary::new(config),
         resource: config.offers.resource.to_string(),
+        memory_limits: config.rules.enforcement.as_str(),
+        bypass_action: config.rules.bypass.action.as_str(),
         tracing: config
             .observe
             .tracing
@@ -212,6 +224,8 @@ fn as_text(checked: &CheckResult) -> String {
             ("  limits", access.limits()),
             ("  health", settings.health_listen.clone().unwrap_or_default()),
             ("  resource", settings.resource.clone()),
+            ("  memory limits", settings.memory_limits.into()),
+            ("  bypass action", settings.bypass_action.into()),
             ("  traces", settings.tracing.clone().unwrap_or_default()),
             ("  stack", stack),
         ]);

@@ -129,7 +129,9 @@ fn not_connected(socket: &Path, error: &io::Error) -> String {
             format!("{path} does not exist: run `berth guard` on this node, which creates it")
         }
         ErrorKind::ConnectionRefused => {
-            format!("no process listens on {path}: the guard has ended")
+            format!(
+                "no process listens on {path}: the guard has ended; run `berth guard` again, its log has the cause"
+            )
         }
         ErrorKind::PermissionDenied => {
             format!(
@@ -342,12 +344,12 @@ fn runtime_container(container: &Container, tie: Tie) -> RuntimeContainer {
 
 /// The limit; `None` if its GPU has a name that no GPU can have.
 fn memory_limit(limit: &guard::MemoryLimit) -> Option<MemoryLimit> {
-    // The kernel stamps it with the time of its arrival.
+    // The kernel finds out when it expires.
     let reading = |read: &guard::LimitReading| LimitReading {
         limit_mib: read.limit_mib,
         used_mib: read.used_mib,
         wall_ms: read.wall_ms,
-        seen_mono_ms: 0,
+        expires_mono_ms: 0,
         is_stale: false,
     };
     Some(MemoryLimit {

@@ -168,6 +168,8 @@ GOOD = {
     "a configuration that is empty": {"config": None, "gfd": {"enabled": True}, "service": {"enabled": False}, "serviceAccount": {"create": False, "name": "mine"}},
     "files of a profile": {"profiles": {"a": {"config": {"map": {"only": "gpus: sim:1xt4"}}}}},
     "monitoring": ALERTS,
+    "settings that need the guard": {"config": {"bypass": {"action": "deny"}, "enforce": {"memory": "require"}}},
+    "settings that need the guard, with it": {"guard": {"enabled": True}, "config": {"bypass": {"action": "deny"}, "enforce": {"memory": "require"}}},
     "bypass denied": {"bypassPolicy": {"validationActions": ["Deny", "Audit"], "exemptNamespaces": []}},
     "nothing that can be off": {
         "bypassPolicy": {"enabled": False},
@@ -245,6 +247,10 @@ BAD = {
     "a default that is no file": ({"config": {"map": CONFIGS, "default": "a"}}, "config.default: a is not a key of config.map; use one of shared, whole"),
     "a file that is no YAML": ({"config": {"map": {"a": "b: ["}}}, "config.map.a: is not valid YAML"),
     "a file with what the chart sets": ({"config": {"map": {"a": "stateDir: /a"}}}, "config.map.a: has stateDir"),
+    "a file with what the guard reads": (
+        {"guard": {"enabled": True}, "config": {"map": {"a": "enforce: { memory: require }"}}},
+        "config.map.a: has enforce, and all nodes have one guard, which does not read these files; set config.enforce",
+    ),
     "a file that wants NVIDIA's MPS": ({"config": {"map": {"a": "sharing: { mps: { resources: [] } }"}}}, "config.map.a: has sharing.mps"),
     "files of a profile that is wrong": ({"profiles": {"p": {"config": {"map": CONFIGS}}}}, "profiles.p.config.default: no file applies to nodes without the label"),
     "files without the API server": ({"config": {"map": {"a": ""}, "apiServer": "off"}}, "config.map: the node's label is read through the API server"),
@@ -327,6 +333,8 @@ NOTES = {
     "labels alone": (["REQUIRED where", "  0 pods run", "\n  kubectl label node NODE nvidia.com/gpu.present=true"], []),
     "values of NVIDIA's chart": (["REQUIRED where"], []),
     "a configuration that is empty": (["REQUIRED where"], []),
+    "settings that need the guard": (["REQUIRED for config.enforce.memory", "REQUIRED for config.bypass.action"], []),
+    "settings that need the guard, with it": ([], ["REQUIRED"]),
     "labels, placed by another label": ([], ["REQUIRED"]),
 }
 

@@ -159,6 +159,28 @@ fn counts(survey: &Survey) -> Counts {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use berth_kernel::evidence::limits::Enforcement;
+
+    #[test]
+    fn a_setting_that_needs_the_guard_warns_until_the_guard_is_connected() {
+        let required = Rules { enforcement: Enforcement::Require, ..Rules::default() };
+        let guard = |connected, why: Option<&str>| Guard {
+            connected,
+            version: None,
+            runtime: None,
+            why: why.map(Into::into),
+            memory_limits: Vec::new(),
+            memory_limits_error: None,
+            bypass_action: None,
+        };
+        assert_eq!(missing_guard(&Rules::default(), Some(&guard(false, None))), None, "it needs none");
+        assert_eq!(missing_guard(&required, Some(&guard(true, None))), None);
+        let warning = missing_guard(&required, Some(&guard(false, Some("its socket is gone")))).unwrap();
+        assert!(warning.starts_with("`enforce.memory` is `require`"), "{warning}");
+        assert!(warning.ends_with("is not connected: its socket is gone"), "{warning}");
+        let warning = missing_guard(&required, Some(&guard(false, None))).unwrap();
+        assert!(warning.contains("`berth guard` does not run"), "{warning}");
+    }
 
     #[test]
     fn the_start_is_given_by_the_present_clock() {

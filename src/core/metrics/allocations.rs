@@ -48,7 +48,9 @@ const LIMIT_STATES: [&str; 5] = ["pending", "set", "late", "failed", "stale"];
 /// What the guard shows of memory limits.
 pub(super) fn encode_limits(scrape: &Scrape, families: &mut Families<'_>) -> fmt::Result {
     let view = scrape.ledger.runtime.as_deref();
-    families.value(&table::GUARD_CONNECTED, view.map(|view| u64::from(view.is_whole)))?;
+    let is_connected = view.map(|view| view.is_whole);
+    let is_needed = scrape.ledger.rules.why_guard_is_needed().is_some();
+    families.value(&table::GUARD_CONNECTED, is_connected.or(is_needed.then_some(false)).map(u64::from))?;
     // A container with several allocations is listed with each.
     let containers = view.into_iter().flat_map(|view| view.containers.values().flatten());
     let containers: BTreeMap<&str, _> = containers.map(|one| (one.id.as_str(), one)).collect();

@@ -153,7 +153,7 @@ families! {
     }
     "The guard" {
         GUARD_CONNECTED = gauge("berth_guard_connected", &[],
-            "1 while the guard shows the containers of the node; absent until it has connected once.");
+            "1 while the guard shows the containers of the node; absent if none has connected and no setting needs one.");
         LIMITS = gauge("berth_memory_limits", &["state"],
             "Memory limits of containers: pending, set, late, failed, and stale (set, and not read back for a minute).");
         BYPASS_CONTAINERS = gauge("berth_bypass_containers", &["outcome"],

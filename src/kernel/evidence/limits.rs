@@ -32,6 +32,18 @@ pub enum Enforcement {
     Off,
 }
 
+impl Enforcement {
+    /// Its value in the configuration.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Require => "require",
+            Self::Off => "off",
+        }
+    }
+}
+
 /// On which GPUs the guard can limit memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LimitSupport {
@@ -82,9 +94,9 @@ pub struct LimitReading {
     pub used_mib: u64,
     /// When the guard read it, milliseconds since 1970.
     pub wall_ms: u64,
-    /// When it first arrived here, monotonic milliseconds.
-    pub seen_mono_ms: u64,
-    /// Whether that is longer ago than [`READING_AGE_MAX_MS`], so that it shows nothing any more.
+    /// When it is [`READING_AGE_MAX_MS`] old, monotonic milliseconds.
+    pub expires_mono_ms: u64,
+    /// Whether it is that old, so that it shows nothing any more.
     pub is_stale: bool,
 }
 
@@ -167,8 +179,9 @@ impl Ledger {
     }
 }
 
-/// This view with the time at which each reading first arrived.
-pub(crate) fn with_arrival_times(known: Option<&RuntimeView>, view: &RuntimeView, now: Now) -> RuntimeView {
+/// This view with the time at which each reading expires. A reading that has arrived before keeps its time; the age of
+/// another one is the difference of the wall clocks, which the guard and this process share.
+pub(crate) fn with_expiry(known: Option<&RuntimeView>, view: &RuntimeView, now: Now) -> RuntimeView {
     let before = |id: &str, of: &MemoryLimit| {
         let mut containers = known?.containers.values().flatten();
         let container = containers.find(|container| container.id == id)?;
@@ -177,9 +190,12 @@ pub(crate) fn with_arrival_times(known: Option<&RuntimeView>, view: &RuntimeView
     };
     with_readings(view, |container, limit| {
         let known = before(&container.id, limit);
-        let seen_mono_ms = known.map_or(now.mono_ms, |reading| reading.seen_mono_ms);
-        let is_stale = known.is_some_and(|reading| reading.is_stale);
-        limit.reading.map(|reading| LimitReading { seen_mono_ms, is_stale, ..reading })
+        limit.reading.map(|reading| {
+            let left_ms = READING_AGE_MAX_MS.saturating_sub(now.wall_ms.saturating_sub(reading.wall_ms));
+            let expires_mono_ms = known.map_or(now.mono_ms + left_ms, |known| known.expires_mono_ms);
+            let is_stale = known.map_or(left_ms == 0, |known| known.is_stale);
+            LimitReading { expires_mono_ms, is_stale, ..reading }
+        })
     })
 }
 
@@ -188,8 +204,9 @@ pub(crate) fn with_stale_readings(ledger: &Ledger, now: Now) -> Option<RuntimeVi
     next_expiry(ledger).filter(|at| now.mono_ms >= *at)?;
     let view = ledger.runtime.as_deref()?;
     Some(with_readings(view, |_, limit| {
-        let is_old = |reading: &LimitReading| now.passed(reading.seen_mono_ms, READING_AGE_MAX_MS);
-        limit.reading.map(|reading| LimitReading { is_stale: is_old(&reading), ..reading })
+        limit
+            .reading
+            .map(|reading| LimitReading { is_stale: now.passed(reading.expires_mono_ms, 0), ..reading })
     }))
 }
 
@@ -198,7 +215,7 @@ pub(crate) fn next_expiry(ledger: &Ledger) -> Option<u64> {
     let containers = ledger.runtime.iter().flat_map(|view| view.containers.values().flatten());
     let readings = containers.flat_map(|container| &container.limits).filter_map(|limit| limit.reading);
     let recent = readings.filter(|reading| !reading.is_stale);
-    recent.map(|reading| reading.seen_mono_ms.saturating_add(READING_AGE_MAX_MS)).min()
+    recent.map(|reading| reading.expires_mono_ms).min()
 }
 
 fn with_readings(
@@ -230,9 +247,17 @@ mod tests {
     use crate::node::tick::next_tick;
     use std::collections::BTreeSet;
 
+    /// When a test's node starts.
+    const READ_WALL_MS: u64 = 1_000_000;
+
     fn limit(gpu: &str, granted_mib: u64, limit_mib: impl Into<Option<u64>>) -> MemoryLimit {
-        let reading =
-            |limit_mib| LimitReading { limit_mib, used_mib: 7, wall_ms: 5, seen_mono_ms: 0, is_stale: false };
+        let reading = |limit_mib| LimitReading {
+            limit_mib,
+            used_mib: 7,
+            wall_ms: READ_WALL_MS,
+            expires_mono_ms: 0,
+            is_stale: false,
+        };
         MemoryLimit {
             gpu: gpu_id(gpu),
             granted_mib,
@@ -331,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reading_counts_for_a_minute_from_its_first_arrival() {
+    fn a_reading_counts_until_it_is_a_minute_old() {
         let mut node = Node::new();
         let id = share(&mut node);
         let view = limited(id, vec![limit("GPU-0", 4096, 4096)]);
@@ -355,9 +380,25 @@ mod tests {
         assert_eq!(enforced(&node, id), EnforcedBy::None);
         assert_eq!(next_tick(&node.ledger, node.now), None);
         let mut newer = limit("GPU-0", 4096, 4096);
-        newer.reading.as_mut().unwrap().wall_ms = 6;
+        newer.reading.as_mut().unwrap().wall_ms = node.now.wall_ms;
         node.decide(&Command::SeeContainers(limited(id, vec![newer]))).unwrap();
         assert_eq!(enforced(&node, id), EnforcedBy::MemoryLimits);
+    }
+
+    #[test]
+    fn a_restart_of_the_daemon_makes_no_reading_newer() {
+        let mut node = Node::new();
+        let id = share(&mut node);
+        node.now = Now { wall_ms: READ_WALL_MS + 40_000, mono_ms: 1 };
+        node.decide(&Command::SeeContainers(limited(id, vec![limit("GPU-0", 4096, 4096)]))).unwrap();
+        assert_eq!(enforced(&node, id), EnforcedBy::MemoryLimits);
+        assert_eq!(next_tick(&node.ledger, node.now), Some(20_001));
+        let mut node = Node::new();
+        let id = share(&mut node);
+        node.now = Now { wall_ms: READ_WALL_MS + 60_000, mono_ms: 1 };
+        node.decide(&Command::SeeContainers(limited(id, vec![limit("GPU-0", 4096, 4096)]))).unwrap();
+        assert_eq!(enforced(&node, id), EnforcedBy::None, "it was too old when it arrived");
+        assert_eq!(next_tick(&node.ledger, node.now), None);
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! It names the container of an allocation before the container's first instruction, and shows that a container exists
 //! although its pod was deleted by force. It is never an end by itself (I6).
 
-use crate::evidence::limits::{LimitSupport, MemoryLimit, with_arrival_times};
+use crate::evidence::limits::{LimitSupport, MemoryLimit, with_expiry};
 use crate::grants::allocation::{Allocation, Holder};
 use crate::grants::bypass::BypassAction;
 use crate::ids::names::AllocationId;
@@ -212,7 +212,7 @@ impl Ledger {
 /// The changes of a view of the runtime: the view, and the holders that it shows.
 pub(crate) fn see_containers(ledger: &Ledger, view: &RuntimeView, now: Now) -> Vec<Change> {
     let known = ledger.runtime.as_deref();
-    let view = with_arrival_times(known, view, now);
+    let view = with_expiry(known, view, now);
     if known == Some(&view) {
         return Vec::new();
     }

@@ -143,6 +143,24 @@ fn checked(text: &str, flags: &[&str]) -> Ran {
 }
 
 #[test]
+fn what_the_guard_enforces_is_shown_with_a_note_if_it_needs_the_guard() {
+    let note = "`berth guard` must run on the node, too";
+    for (text, limits, action, needs_guard) in [
+        ("gpus: sim:1xt4", "auto", "report", false),
+        ("{gpus: sim:1xt4, enforce: {memory: require}}", "require", "report", true),
+        ("{gpus: sim:1xt4, enforce: {memory: off}, bypass: {action: deny}}", "off", "deny", true),
+    ] {
+        let shown = checked(text, &[]);
+        let row = |name: &str, value: &str| {
+            let mut rows = shown.out.lines().map(str::split_whitespace);
+            rows.any(|words| words.collect::<Vec<_>>().join(" ") == format!("{name} {value}"))
+        };
+        assert!(row("memory limits", limits) && row("bypass action", action), "{}", shown.out);
+        assert_eq!(shown.out.contains(note), needs_guard, "{}", shown.out);
+    }
+}
+
+#[test]
 fn all_errors_of_a_file_are_named_in_one_run_by_check_and_all_but_the_stacks_by_serve() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("config.yaml");

@@ -167,13 +167,17 @@ fn every_command_of_the_documents_can_be_parsed() {
 }
 
 #[test]
-fn the_unit_of_systemd_starts_the_daemon() {
+fn the_units_of_systemd_start_the_daemon_and_the_guard() {
+    let command = |unit: &str| {
+        let start = unit.lines().find_map(|line| line.strip_prefix("ExecStart=")).unwrap();
+        Cli::try_parse_from(words(start)).unwrap_or_else(|error| panic!("{start}: {error}")).command
+    };
     let unit = read("deploy/berth.service");
-    let start = unit.lines().find_map(|line| line.strip_prefix("ExecStart=")).unwrap();
-    let command = Cli::try_parse_from(words(start)).unwrap_or_else(|error| panic!("{start}: {error}"));
-    assert!(matches!(command.command, berth::args::Command::Serve(_)), "{start}");
+    assert!(matches!(command(&unit), berth::args::Command::Serve(_)), "{unit}");
     // The folder that the daemon uses without `stateDir`.
     assert!(unit.contains("\nStateDirectory=berth\n"));
+    let unit = read("deploy/berth-guard.service");
+    assert!(matches!(command(&unit), berth::args::Command::Guard { .. }), "{unit}");
 }
 
 #[test]

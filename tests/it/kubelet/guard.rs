@@ -101,7 +101,7 @@ async fn limits_that_were_read_back_are_enforced_and_unsupported_gpus_are_report
         granted_mib: 4096,
         state: LimitState::Late.into(),
         times_changed: 2,
-        reading: Some(LimitReading { limit_mib: 4096, used_mib: 7, wall_ms: 5 }),
+        reading: Some(LimitReading { limit_mib: 4096, used_mib: 7, wall_ms: node.kernel.now().wall_ms }),
         ..MemoryLimit::default()
     }];
     shown.is_privileged = true;

@@ -309,6 +309,7 @@ app.kubernetes.io/instance: {{ printf "%s-guard" .Release.Name | trunc 63 | quot
 {{- define "berth.checkConfigs" -}}
 {{- $config := .values.config -}}
 {{- $prefix := printf "%sconfig" .prefix -}}
+{{- $guard := .values.guard.enabled -}}
 {{- $lines := list -}}
 {{- if and $config.name $config.map -}}
 {{- $lines = append $lines (printf "%s.name refers to an existing ConfigMap and %s.map creates one; set only one of them" $prefix $prefix) -}}
@@ -337,6 +338,13 @@ app.kubernetes.io/instance: {{ printf "%s-guard" .Release.Name | trunc 63 | quot
 {{- range list "kubeletDir" "kubeletRootDir" "devicePluginsDir" "stateDir" "adminListen" "healthListen" -}}
 {{- if hasKey $file . -}}
 {{- $lines = append $lines (printf "%s.map.%s: has %s, which the chart sets; use the chart's value" $prefix $key .) -}}
+{{- end -}}
+{{- end -}}
+{{- if $guard -}}
+{{- range list "guard" "enforce" "nvmlLibrary" -}}
+{{- if hasKey $file . -}}
+{{- $lines = append $lines (printf "%s.map.%s: has %s, and all nodes have one guard, which does not read these files; set config.%s" $prefix $key . .) -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- /* Not by dig, which ends on a `sharing:` without a value. */ -}}

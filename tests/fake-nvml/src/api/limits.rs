@@ -63,7 +63,9 @@ extern "C" fn nvmlDeviceSetMemoryLimits_v1(device: Handle, limits: Out<NewLimits
         }
         let text = format!("{} {}", in_pages(limits.soft), in_pages(limits.hard));
         fs::create_dir_all(file.parent().ok_or(Code::Unknown)?).map_err(|_| Code::Unknown)?;
-        fs::write(file, text).map_err(|_| Code::Unknown)
+        // Another process reads the limits while this one sets them.
+        let beside = file.with_extension(std::process::id().to_string());
+        fs::write(&beside, text).and_then(|()| fs::rename(beside, file)).map_err(|_| Code::Unknown)
     })
 }
 

@@ -9,8 +9,10 @@ use super::limits::Driver;
 use super::world::World;
 use berth_kernel::evidence::runtime::{RuntimeContainer, RuntimeView, Tie};
 use berth_kernel::ids::names::AllocationId;
+use berth_kernel::ids::time::Now;
 use berth_kernel::node::command::Command;
 use berth_kernel::node::ledger::Ledger;
+use berth_kernel::node::ports::Clock;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -33,7 +35,7 @@ pub(crate) struct Runtime {
 
 impl Runtime {
     /// Everything that there is, without the containers at these positions, which have exited.
-    fn view(&mut self, kubelet: &Kubelet, ledger: &Ledger, exited: u64) -> RuntimeView {
+    fn view(&mut self, kubelet: &Kubelet, ledger: &Ledger, exited: u64, now: Now) -> RuntimeView {
         let is_left = |pod: u32| self.left.iter().any(|hold| hold.pod == pod);
         // A container whose devices the kubelet has lost goes on, too.
         self.annotations.retain(|(pod, _), _| kubelet.is_alive(*pod) || is_left(*pod));
@@ -50,10 +52,10 @@ impl Runtime {
         let mut containers: BTreeMap<AllocationId, Vec<Arc<RuntimeContainer>>> = BTreeMap::new();
         // Some views follow from a container alone, and repeat what was read before.
         if exited == 0 {
-            self.driver.read_all();
+            self.driver.read_all(now);
         }
         for ((pod, name), allocation) in &self.annotations {
-            self.driver.start(ledger, *allocation);
+            self.driver.start(ledger, *allocation, now);
             let container = RuntimeContainer {
                 id: format!("{pod}/{name}"),
                 namespace: "ns".into(),
@@ -79,10 +81,11 @@ impl World {
         if self.daemon.is_none() {
             return;
         }
+        let now = self.around.hands.now();
         let view = match how {
             Containers::Whole { exited } => {
                 let ledger = self.newest();
-                self.runtime.view(&self.kubelet, &ledger, exited)
+                self.runtime.view(&self.kubelet, &ledger, exited, now)
             }
             Containers::Away => {
                 let known = self.ledger().runtime.as_deref().cloned().unwrap_or_default();
@@ -91,7 +94,7 @@ impl World {
             Containers::GuardRestarted => {
                 self.runtime.run += 1;
                 let ledger = self.newest();
-                self.runtime.view(&self.kubelet, &ledger, 0)
+                self.runtime.view(&self.kubelet, &ledger, 0, now)
             }
         };
         self.turn(&Command::SeeContainers(view), Cause::Nothing);

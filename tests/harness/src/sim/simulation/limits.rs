@@ -21,19 +21,19 @@ struct Held {
     limit_mib: Option<u64>,
     /// What the guard read last.
     read_mib: Option<u64>,
+    /// When, milliseconds since 1970.
+    read_wall_ms: u64,
 }
 
 /// What the driver holds, by allocation: each has one container.
 #[derive(Debug, Default)]
 pub(crate) struct Driver {
     held: BTreeMap<AllocationId, Vec<Held>>,
-    /// The number of the guard's last readings, in the place of their time.
-    readings: u64,
 }
 
 impl Driver {
     /// The guard sets the limits of the annotation that a container was created with.
-    pub(crate) fn start(&mut self, ledger: &Ledger, id: AllocationId) {
+    pub(crate) fn start(&mut self, ledger: &Ledger, id: AllocationId, now: Now) {
         let Some(allocation) = ledger.live.get(&id).filter(|_| !self.held.contains_key(&id)) else { return };
         let parts = GrantAnnotation::of(ledger, allocation).parts.into_iter();
         let limited = parts.filter_map(|(part, limit)| {
@@ -43,6 +43,7 @@ impl Driver {
                 granted_mib,
                 limit_mib: Some(granted_mib),
                 read_mib: Some(granted_mib),
+                read_wall_ms: now.wall_ms,
             })
         });
         self.held.insert(id, limited.collect());
@@ -58,9 +59,10 @@ impl Driver {
     }
 
     /// All limits are read once more.
-    pub(crate) fn read_all(&mut self) {
-        self.readings += 1;
-        self.held.values_mut().flatten().for_each(|held| held.read_mib = held.limit_mib);
+    pub(crate) fn read_all(&mut self, now: Now) {
+        for held in self.held.values_mut().flatten() {
+            (held.read_mib, held.read_wall_ms) = (held.limit_mib, now.wall_ms);
+        }
     }
 
     /// What the guard shows of a container's limits. It does not know a change before it has read it, and shows with it that
@@ -75,8 +77,8 @@ impl Driver {
             reading: held.read_mib.map(|limit_mib| LimitReading {
                 limit_mib,
                 used_mib: 0,
-                wall_ms: self.readings,
-                seen_mono_ms: 0,
+                wall_ms: held.read_wall_ms,
+                expires_mono_ms: 0,
                 is_stale: false,
             }),
         };
@@ -87,7 +89,7 @@ impl Driver {
 /// What was reported of limits to the daemon.
 #[derive(Debug, Default)]
 pub(crate) struct ReportedLimits {
-    /// By allocation and GPU: the reading's number, when it arrived, and whether it was of the granted limit.
+    /// By allocation and GPU: when it was read, when that is a minute ago, and whether it was of the granted limit.
     reported: BTreeMap<(AllocationId, GpuId), (u64, u64, bool)>,
 }
 
@@ -109,7 +111,7 @@ impl ReportedLimits {
             self.see(view, now);
         }
         // A reading expires with a tick.
-        let age_max_ms = if taken_in && *command == Command::Tick { READING_AGE_MAX_MS } else { u64::MAX };
+        let is_tick = taken_in && *command == Command::Tick;
         for allocation in after.live.values() {
             if part_use::limits(after, allocation, false).map(|(_, by)| by) != Some(EnforcedBy::MemoryLimits)
             {
@@ -117,8 +119,8 @@ impl ReportedLimits {
             }
             for (part, limit) in GrantAnnotation::of(after, allocation).parts {
                 let reported = self.reported.get(&(allocation.id, GpuId::of_whole(&part)));
-                let is_reported = reported.is_some_and(|(_, arrived_ms, is_held)| {
-                    *is_held && now.mono_ms < arrived_ms.saturating_add(age_max_ms)
+                let is_reported = reported.is_some_and(|(_, expires_ms, is_held)| {
+                    *is_held && (!is_tick || now.mono_ms < *expires_ms)
                 });
                 if limit.is_some() && !is_reported {
                     let what =
@@ -136,10 +138,13 @@ impl ReportedLimits {
             for limit in containers.iter().flat_map(|container| &container.limits) {
                 let Some(reading) = limit.reading else { continue };
                 let key = (*id, limit.gpu.clone());
-                let known = before.get(&key).filter(|(number, ..)| *number == reading.wall_ms);
-                let arrived_ms = known.map_or(now.mono_ms, |(_, arrived_ms, _)| *arrived_ms);
+                let known = before.get(&key).filter(|(read_ms, ..)| *read_ms == reading.wall_ms);
+                // The wall clock jumps, so a reading can seem to be of the future.
+                let age_ms = now.wall_ms.saturating_sub(reading.wall_ms).min(READING_AGE_MAX_MS);
+                let arrived = now.mono_ms + READING_AGE_MAX_MS - age_ms;
+                let expires_ms = known.map_or(arrived, |(_, expires_ms, _)| *expires_ms);
                 let is_held = matches_granted(reading.limit_mib, limit.granted_mib);
-                self.reported.insert(key, (reading.wall_ms, arrived_ms, is_held));
+                self.reported.insert(key, (reading.wall_ms, expires_ms, is_held));
             }
         }
     }

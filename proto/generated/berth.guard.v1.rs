@@ -216,6 +216,15 @@ pub struct BypassRules {
     /// UIDs of the pods that have claims, by which they may have GPUs.
     #[prost(string, repeated, tag = "6")]
     pub pods_with_claims: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// The pods that the daemon knows: whether another one has claims is not
+    /// known. Absent if the daemon has no source of pods.
+    #[prost(message, optional, tag = "7")]
+    pub known_pods: ::core::option::Option<KnownPods>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct KnownPods {
+    #[prost(string, repeated, tag = "1")]
+    pub uids: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 /// The device node of a part.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

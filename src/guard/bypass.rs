@@ -23,8 +23,8 @@ use std::io;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use tokio::sync::{Notify, watch};
-use tokio::task::spawn_blocking;
+use tokio::sync::{Notify, Semaphore, watch};
+use tokio::task::{spawn_blocking, yield_now};
 use tokio::time::{sleep, timeout};
 
 /// How long the answer to the runtime waits for the kubelet's checkpoint. Meanwhile no other container of the node is
@@ -38,6 +38,8 @@ const DRIVERS: &str = "/proc/devices";
 const DETAILS_MAX: usize = 8;
 const UNKNOWN_GPUS: &str = "Berth does not know which GPUs another plugin or a claim allocated to it, so that it is denied \
                             access to no device; `bypass.action: deny` refuses such a container";
+const UNKNOWN_POD: &str = "the daemon has not shown its pod to the guard yet, so that it is not known whether the pod has claims; \
+                           this is checked again as soon as the daemon shows it";
 const RAN_BEFORE: &str =
     "it ran before the guard: device files that it has opened stay open; delete the pod to close them";
 const NO_CGROUP: &str = "its cgroup was not found: set `guard.cgroupRoot` to the folder where the node's cgroups are \
@@ -60,6 +62,8 @@ pub(crate) struct BypassGuard {
     watched: Mutex<BTreeMap<String, Watched>>,
     /// Starts the checks.
     wake: Notify,
+    /// For one reading of the kubelet's checkpoint at a time: on a disk that hangs a reading cannot be ended.
+    reading: Arc<Semaphore>,
 }
 
 /// A container that is denied access to devices.
@@ -99,6 +103,7 @@ impl BypassGuard {
             own_namespace: settings.own_namespace.clone(),
             watched: Mutex::default(),
             wake: Notify::new(),
+            reading: Arc::new(Semaphore::new(1)),
         }
     }
 
@@ -198,6 +203,13 @@ impl BypassGuard {
         while rules.changed().await.is_ok() {
             let action = rules.borrow_and_update().as_ref().map(|rules| rules.action);
             self.guard.set_status(|status| status.bypass_action = action);
+            // The daemon may show their pods now.
+            let is_unknown = |(_, watched): &(&String, &Watched)| watched.minors.is_none();
+            let unknown: Vec<_> =
+                self.watched.lock().iter().filter(is_unknown).map(|(id, _)| id.clone()).collect();
+            for id in unknown {
+                self.deny_devices(&id).await;
+            }
         }
     }
 
@@ -211,6 +223,8 @@ impl BypassGuard {
                 let ids: Vec<_> = self.watched.lock().keys().cloned().collect();
                 for id in ids {
                     self.deny_devices(&id).await;
+                    // Calls of the runtime are answered meanwhile.
+                    yield_now().await;
                 }
             }
         }
@@ -311,19 +325,28 @@ impl BypassGuard {
         if verdict.unallocated.is_empty() {
             return None;
         }
-        let (folder, uid, name) = (self.device_plugins.clone(), pod.uid.clone(), container.name.clone());
-        let reading = spawn_blocking(move || checkpoint::allocated_to(&folder, &uid, &name));
-        let allocated = match timeout(CHECKPOINT_MAX, reading).await {
-            Ok(Ok(Ok(allocated))) => Ok(allocated),
-            Ok(Ok(Err(error))) => Err(error.to_string()),
-            Ok(Err(_)) => {
-                Err("the guard had an internal error while it read the kubelet's checkpoint".into())
-            }
+        let allocated = match timeout(CHECKPOINT_MAX, self.allocated_to(pod, container)).await {
+            Ok(allocated) => allocated,
             Err(_) => Err("the kubelet's checkpoint could not be read within 50 ms".into()),
         };
         let Ok(known) = &allocated else { return Some(Found { rules, verdict, allocated }) };
         let verdict = judge(action, &access, known, facts, phase);
+        let is_pod_known = rules.known_pods.as_ref().is_none_or(|known| known.uids.contains(&pod.uid));
+        let allocated =
+            if verdict.denies_devices && !is_pod_known { Err(UNKNOWN_POD.into()) } else { allocated };
         (!verdict.unallocated.is_empty()).then_some(Found { rules, verdict, allocated })
+    }
+
+    /// What device plugins allocated to a container, or why that is not known.
+    async fn allocated_to(&self, pod: &PodSandbox, container: &Container) -> Result<Allocated, String> {
+        let failed = || "the guard had an internal error while it read the kubelet's checkpoint".to_owned();
+        let place = Arc::clone(&self.reading).acquire_owned().await.map_err(|_| failed())?;
+        let (folder, uid, name) = (self.device_plugins.clone(), pod.uid.clone(), container.name.clone());
+        let reading = spawn_blocking(move || {
+            let _place = place;
+            checkpoint::allocated_to(&folder, &uid, &name)
+        });
+        reading.await.map_err(|_| failed())?.map_err(|error| error.to_string())
     }
 
     fn refuse(&self, rules: &BypassRules, bypass: ContainerBypass, verdict: &Verdict) -> Refusal {
@@ -511,7 +534,7 @@ fn denied_devices(drivers: &str, granted: &BTreeSet<u32>) -> DeniedDevices {
 mod tests {
     use super::*;
     use crate::containers::Containers;
-    use berth_proto::guard::PartDeviceNode;
+    use berth_proto::guard::{KnownPods, PartDeviceNode};
     use berth_proto::nri::{CdiDevice, LinuxContainer, LinuxDeviceCgroup, LinuxResources};
 
     fn pod(namespace: &str) -> PodSandbox {
@@ -548,6 +571,7 @@ mod tests {
             resources: vec!["nvidia.com/gpu".into()],
             parts: vec![PartDeviceNode { part: "GPU-1".into(), minor: 1 }],
             pods_with_claims: vec!["uid-3".into()],
+            known_pods: Some(KnownPods { uids: ["uid-1", "uid-2", "uid-3"].map(Into::into).into() }),
         }
     }
 
@@ -737,6 +761,35 @@ mod tests {
         let admin = Container { id: "d".into(), pid: 1, ..privileged() };
         setup.bypass.judge_all_running(vec![(claiming, admin)]).await;
         assert_eq!(setup.bypasses().len(), 1, "a claim may have allocated GPUs to it");
+    }
+
+    #[tokio::test]
+    async fn a_pod_that_the_daemon_has_not_shown_may_have_claims() {
+        let later = PodSandbox { uid: "uid-4".into(), ..pod("team") };
+        let deny = Setup::new(guard::BypassAction::Deny, "");
+        let Refusal(text) = deny.create(&later, &privileged()).await.unwrap_err();
+        assert!(text.contains("has not shown its pod") && text.contains("tries again"), "{text}");
+        let mut strip = Setup::new(guard::BypassAction::Strip, "");
+        let shown = rules(guard::BypassAction::Strip);
+        let (sender, receiver) = watch::channel(Some(Arc::new(shown.clone())));
+        strip.bypass.rules = receiver;
+        let started = |id: &str| Container { id: id.into(), pid: std::process::id(), ..privileged() };
+        for id in ["c", "d"] {
+            strip.create(&later, &started(id)).await.unwrap();
+            strip.bypass.start(&later, &started(id)).await;
+        }
+        let unknown = (BypassOutcome::Failed, UNKNOWN_POD.into(), 2);
+        assert_eq!(strip.bypasses(), [unknown], "nothing is denied yet");
+        let mut with_claim = shown;
+        with_claim.known_pods.as_mut().unwrap().uids.push("uid-4".into());
+        let without_claim = with_claim.clone();
+        with_claim.pods_with_claims.push("uid-4".into());
+        sender.send_replace(Some(Arc::new(with_claim)));
+        strip.bypass.deny_devices("c").await;
+        assert_eq!(strip.bypass.watched.lock().keys().collect::<Vec<_>>(), ["d"], "it has a claim");
+        sender.send_replace(Some(Arc::new(without_claim)));
+        strip.bypass.deny_devices("d").await;
+        assert_eq!(strip.bypass.watched.lock()["d"].minors, Some(BTreeSet::new()));
     }
 
     #[tokio::test]

@@ -8,6 +8,8 @@ use std::path::{Component, Path, PathBuf};
 /// Hierarchies of cgroup v1 in which a container has a cgroup of its own, whatever its limits are. The first that exists is
 /// used; `devices` comes first, since it controls access to devices.
 const V1_CONTROLLERS: [&str; 3] = ["devices", "pids", "freezer"];
+/// The name of the cgroup in which crun starts a container's processes.
+const CRUN_SUBGROUP: &str = "container";
 /// How many levels of cgroups below a container's own are looked into: a container may have an init system.
 const DEPTH_MAX: usize = 8;
 
@@ -89,6 +91,15 @@ impl ContainerCgroup {
         whole.last().map(|path| Self { path: path.to_owned() })
     }
 
+    /// The cgroup of a container with this id in which its first process began to run, although an init system may have moved
+    /// that process further down since. crun has such a cgroup below the container's own (crun(1),
+    /// `run.oci.systemd.subgroup`).
+    pub(crate) fn at_start(self, id: &str) -> Self {
+        let Some(whole) = self.of_whole_container(id) else { return self };
+        let of_crun = whole.path.join(CRUN_SUBGROUP);
+        if self.path.starts_with(&of_crun) { Self { path: of_crun } } else { whole }
+    }
+
     #[cfg(test)]
     pub(crate) fn at(path: &Path) -> Self {
         Self { path: path.to_owned() }
@@ -153,17 +164,21 @@ mod tests {
 
     #[test]
     fn the_cgroup_of_a_whole_container_has_its_id() {
-        for (path, expected) in [
-            ("/c/kubepods/pod1/4711", Some("/c/kubepods/pod1/4711")),
-            (
-                "/c/kubepods.slice/cri-containerd-4711.scope/init.scope",
-                Some("/c/kubepods.slice/cri-containerd-4711.scope"),
-            ),
-            ("/c/kubepods/crio-4711.scope/container", Some("/c/kubepods/crio-4711.scope")),
-            ("/c/kubepods/other", None),
+        let containerd = "/c/kubepods.slice/cri-containerd-4711.scope";
+        let crio = "/c/kubepods/crio-4711.scope";
+        let below = |folder: &str, name: &str| format!("{folder}/{name}");
+        for (path, whole, at_start) in [
+            ("/c/kubepods/pod1/4711".into(), Some("/c/kubepods/pod1/4711"), "/c/kubepods/pod1/4711".into()),
+            (containerd.into(), Some(containerd), containerd.into()),
+            (below(containerd, "init.scope"), Some(containerd), containerd.into()),
+            (below(crio, "container"), Some(crio), below(crio, "container")),
+            (below(crio, "container/init.scope"), Some(crio), below(crio, "container")),
+            ("/c/kubepods/other".into(), None, "/c/kubepods/other".to_owned()),
         ] {
-            let found = ContainerCgroup::at(Path::new(path)).of_whole_container("4711");
-            assert_eq!(found.as_ref().map(ContainerCgroup::path), expected.map(Path::new), "{path}");
+            let cgroup = ContainerCgroup::at(Path::new(&path));
+            let found = cgroup.of_whole_container("4711");
+            assert_eq!(found.as_ref().map(ContainerCgroup::path), whole.map(Path::new), "{path}");
+            assert_eq!(cgroup.at_start("4711").path(), Path::new(&at_start), "{path}");
         }
     }
 

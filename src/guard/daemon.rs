@@ -14,7 +14,8 @@ use berth_kernel::node::command::Command;
 use berth_kernel::node::ledger::Ledger;
 use berth_kernel::sharing::part_state::PartState;
 use berth_proto::guard::{
-    self, BypassRules, Container, ContainerBypass, Daemon, PartDeviceNode, PodDeletions, Status, Update,
+    self, BypassRules, Container, ContainerBypass, Daemon, KnownPods, PartDeviceNode, PodDeletions, Status,
+    Update,
 };
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
@@ -344,7 +345,7 @@ fn runtime_container(container: &Container, tie: Tie) -> RuntimeContainer {
 
 /// The limit; `None` if its GPU has a name that no GPU can have.
 fn memory_limit(limit: &guard::MemoryLimit) -> Option<MemoryLimit> {
-    // The kernel finds out when it expires.
+    // The kernel finds out when it expires, by the time at which it was read.
     let reading = |read: &guard::LimitReading| LimitReading {
         limit_mib: read.limit_mib,
         used_mib: read.used_mib,
@@ -406,6 +407,7 @@ fn bypass_rules(ledger: &Ledger) -> BypassRules {
         exempt_namespaces: rules.exempt_namespaces.iter().cloned().collect(),
         pods_setting_visible_devices: pods().filter(named).map(|pod| pod.uid.clone()).collect(),
         pods_with_claims: pods().filter(|pod| pod.has_claims).map(|pod| pod.uid.clone()).collect(),
+        known_pods: ledger.pods.as_ref().map(|view| KnownPods { uids: view.pods.keys().cloned().collect() }),
         resources: ledger.resources().iter().map(ToString::to_string).collect(),
         parts: ledger.parts.values().filter_map(minor).collect(),
     }

@@ -81,6 +81,9 @@ pub(crate) struct Limiter {
     suspended: watch::Sender<usize>,
     /// When NVML was opened last.
     opened: Mutex<Option<Instant>>,
+    /// Whether NVML is being opened, which takes seconds where no process has it open; at first too, so that a container that
+    /// starts before does not run without its limits.
+    is_opening: watch::Sender<bool>,
 }
 
 impl Limiter {
@@ -95,6 +98,7 @@ impl Limiter {
         };
         Self {
             guard,
+            is_opening: watch::Sender::new(nvml.is_ok()),
             nvml,
             is_required,
             cgroup_root: settings.cgroup_root.clone(),
@@ -157,35 +161,13 @@ impl Limiter {
         limits: Vec<MemoryLimit>,
     ) -> Result<(), Refusal> {
         let id = &starting.id;
-        // Where limits do not work that is no failure, unless they are required.
-        let state = if self.is_required { LimitState::Failed } else { LimitState::Pending };
-        let status = self.guard.status();
-        let (mut possible, mut impossible) = (Vec::new(), Vec::new());
-        for limit in limits {
-            match self.why_impossible(&status, &limit.gpu) {
-                Some(why) => impossible.extend(with_state(vec![limit], state, &why)),
-                None => possible.push(limit),
-            }
-        }
+        let (limits, impossible) = self.split(limits);
         self.record_start(id, impossible)?;
-        if possible.is_empty() {
+        if limits.is_empty() {
             return Ok(());
         }
-        let limits = possible;
-        let (nvml, cgroup) = match (&self.nvml, cgroup) {
-            (Ok(nvml), Some(cgroup)) => (Arc::clone(nvml), cgroup),
-            (Err(why), _) => return self.record_start(id, failed(limits, why)),
-            (Ok(_), None) => {
-                let why = format!(
-                    "the guard found no cgroup of the container below {}: set `guard.cgroupRoot` to the folder in which \
-                     cgroup v2 is mounted",
-                    self.cgroup_root.display()
-                );
-                return self.record_start(id, failed(limits, &why));
-            }
-        };
-        let of_container = limits.clone();
-        let mut setting = spawn_blocking(move || set_all(&nvml, cgroup.path(), of_container));
+        let mut setting =
+            tokio::spawn(Arc::clone(&starting.limiter).set_all_once_open(cgroup, limits.clone()));
         if let Ok(done) = timeout(self.waits.answer, &mut setting).await {
             return self.record_start(id, done.unwrap_or_else(|_| failed(limits, PANICKED)));
         }
@@ -200,6 +182,49 @@ impl Limiter {
                 self.record_start(id, failed(limits, &why))
             }
         }
+    }
+
+    /// The limits that can be set, and those that cannot, with the reason.
+    fn split(&self, limits: Vec<MemoryLimit>) -> (Vec<MemoryLimit>, Vec<MemoryLimit>) {
+        // Where limits do not work that is no failure, unless they are required.
+        let state = if self.is_required { LimitState::Failed } else { LimitState::Pending };
+        let status = self.guard.status();
+        let (mut possible, mut impossible) = (Vec::new(), Vec::new());
+        for limit in limits {
+            match self.why_impossible(&status, &limit.gpu) {
+                Some(why) => impossible.extend(with_state(vec![limit], state, &why)),
+                None => possible.push(limit),
+            }
+        }
+        (possible, impossible)
+    }
+
+    /// Sets the limits of one container, as soon as NVML is open.
+    async fn set_all_once_open(
+        self: Arc<Self>,
+        cgroup: Option<ContainerCgroup>,
+        limits: Vec<MemoryLimit>,
+    ) -> Vec<MemoryLimit> {
+        // The sender is not dropped meanwhile.
+        let _ = self.is_opening.subscribe().wait_for(|is_opening| !is_opening).await;
+        let (possible, mut all) = self.split(limits);
+        all.extend(match (&self.nvml, cgroup) {
+            (Ok(nvml), Some(cgroup)) => {
+                let (nvml, limits) = (Arc::clone(nvml), possible.clone());
+                let setting = spawn_blocking(move || set_all(&nvml, cgroup.path(), limits));
+                setting.await.unwrap_or_else(|_| failed(possible, PANICKED))
+            }
+            (Err(why), _) => failed(possible, why),
+            (Ok(_), None) => {
+                let why = format!(
+                    "the guard found no cgroup of the container below {}: set `guard.cgroupRoot` to the folder in which \
+                     cgroup v2 is mounted",
+                    self.cgroup_root.display()
+                );
+                failed(possible, &why)
+            }
+        });
+        all
     }
 
     /// A container has an annotation of a grant that its pod has, too, so that its limits are not known.
@@ -303,16 +328,19 @@ impl Limiter {
             status.limit_support.clear();
             status.limits_error = why.into();
         });
+        self.is_opening.send_replace(false);
     }
 
     fn check(&self, nvml: &NvmlLimits) {
         if self.misses_a_gpu() {
+            self.is_opening.send_replace(true);
             nvml.close("it does not list the GPU of a container, and is opened again");
         }
         match nvml.is_open() {
             true => self.probe_again(nvml),
             false => self.open(nvml),
         }
+        self.is_opening.send_replace(false);
         let support = self.guard.status().limit_support;
         let works = |gpu: &str| support.iter().any(|one| one.gpu == gpu && one.why.is_empty());
         // In this order: a container with a cgroup has been marked before.
@@ -325,7 +353,7 @@ impl Limiter {
                 if now.state != limit.state || now.why != limit.why {
                     log(&id, &now);
                 }
-                // Without waiting for the other GPUs: the daemon takes the time of its arrival as that of the reading.
+                // Without waiting for the other GPUs, so that the daemon gets each reading while it is new.
                 self.guard.update(|known| known.set_limit(&id, now));
             }
         }
@@ -752,6 +780,17 @@ mod tests {
         assert_eq!(read, [4096, 1000], "the driver rounds down to pages of 2 MiB");
         assert_eq!(node.reported(), [Some(4096), Some(1000)]);
         assert!(node.limiter.starting.lock().is_empty() && !node.is_stopped());
+    }
+
+    #[tokio::test]
+    async fn a_container_that_starts_before_nvml_is_open_is_suspended_until_its_limits_are_set() {
+        let node = Node::new(false, Waits { answer: Duration::ZERO, ..PATIENT });
+        node.start().await.unwrap();
+        until(|| node.is_stopped()).await;
+        assert_eq!(node.states(), [LimitState::Pending; 2]);
+        let node = node.open();
+        until(|| !node.is_stopped()).await;
+        until(|| node.states() == [LimitState::Set; 2]).await;
     }
 
     #[tokio::test]

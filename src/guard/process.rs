@@ -257,7 +257,8 @@ impl Plugin for Registered {
 
     async fn synchronize(&mut self, pods: Vec<PodSandbox>, containers: Vec<Container>) {
         self.guard.update(|known| {
-            known.synchronize(&pods, &containers, |container| self.cgroup_of(container));
+            let cgroup_of = |one: &Container| Some(self.cgroup_of(one)?.at_start(&one.id));
+            known.synchronize(&pods, &containers, cgroup_of);
             true
         });
         self.guard.set_status(|status| (status.is_connected, status.why) = (true, String::new()));

@@ -115,7 +115,7 @@ impl MemoryLimit {
 /// Whether a limit of `limit_mib`, as NVML reports it, is that of `granted_mib` after the driver has rounded it.
 #[must_use]
 pub fn matches_granted(limit_mib: u64, granted_mib: u64) -> bool {
-    limit_mib <= granted_mib && limit_mib + ROUNDING_MIB > granted_mib
+    limit_mib <= granted_mib && limit_mib.saturating_add(ROUNDING_MIB) >= granted_mib
 }
 
 impl Ledger {
@@ -296,7 +296,8 @@ mod tests {
             (limit("GPU-0", 8192, 8192), EnforcedBy::None),
             (limit("GPU-0", 4096, None), EnforcedBy::None),
             (limit("GPU-0", 4096, 4098), EnforcedBy::None),
-            (limit("GPU-0", 4096, 4094), EnforcedBy::None),
+            (limit("GPU-0", 4096, 4094), EnforcedBy::MemoryLimits),
+            (limit("GPU-0", 4096, 4093), EnforcedBy::None),
             (limit("GPU-1", 4096, 4096), EnforcedBy::None),
             (MemoryLimit { state: LimitState::Late, ..limit("GPU-0", 4096, 4096) }, EnforcedBy::MemoryLimits),
             (MemoryLimit { state: LimitState::Failed, ..limit("GPU-0", 4096, 4096) }, EnforcedBy::None),

@@ -62,7 +62,8 @@ flag overrides its variable, and both override the file.
 A process of its own beside `berth serve`, since it needs root's rights on the node and \
 must not end with the daemon. It shows the daemon which container got which allocation \
 before the container runs, and when the container has ended. It needs containerd or \
-CRI-O with NRI. Without it, or while it does not run, everything else works as before. \
+CRI-O with NRI. Without it, or while it does not run, everything else works as before, \
+unless `enforce.memory` is `require`. \
 In the configuration file, `guard` sets its paths, and `enforce` and `bypass` set what it \
 enforces; docs/guard.md and docs/enforcement.md describe it.
   berth guard

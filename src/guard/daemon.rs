@@ -93,7 +93,12 @@ pub async fn follow(
         };
         let why = match ended {
             Ok(End::Keeper) => return,
-            Ok(End::Guard) => format!("the guard has closed its socket {}", socket.display()),
+            Ok(End::Guard) => {
+                format!(
+                    "the guard has closed its socket {}; the daemon connects again once the guard runs",
+                    socket.display()
+                )
+            }
             Err(error) => not_connected(&socket, &error),
         };
         if lose(&kernel, &status, why).await.is_err() {
@@ -131,7 +136,8 @@ fn not_connected(socket: &Path, error: &io::Error) -> String {
         }
         ErrorKind::ConnectionRefused => {
             format!(
-                "no process listens on {path}: the guard has ended; run `berth guard` again, its log has the cause"
+                "no process listens on {path}: the guard was killed, or is just starting. Its log has the cause; start it \
+                 again with `systemctl restart berth-guard`, or delete its pod"
             )
         }
         ErrorKind::PermissionDenied => {
@@ -268,8 +274,8 @@ async fn lose(
     while let Some(view) = kernel.snapshot().runtime.as_ref().filter(|view| view.is_whole) {
         if !std::mem::replace(&mut is_logged, true) {
             tracing::warn!(
-                "the guard does not show the containers of this node at present, so they are no evidence of holders \
-                 and ends: {why}"
+                "the guard is not connected: {why}. Until it is, holders of allocations and their ends come from the other \
+                 sources alone, the kubelet and the API server"
             );
         }
         let away = RuntimeView { is_whole: false, ..RuntimeView::clone(view) };
@@ -345,7 +351,7 @@ fn runtime_container(container: &Container, tie: Tie) -> RuntimeContainer {
 
 /// The limit; `None` if its GPU has a name that no GPU can have.
 fn memory_limit(limit: &guard::MemoryLimit) -> Option<MemoryLimit> {
-    // The kernel finds out when it expires, by the time at which it was read.
+    // The kernel sets when it expires.
     let reading = |read: &guard::LimitReading| LimitReading {
         limit_mib: read.limit_mib,
         used_mib: read.used_mib,

@@ -1,4 +1,5 @@
-//! The process `berth guard`: a plugin of the container runtime that keeps what the runtime shows for the daemon.
+//! The process `berth guard`: a plugin of the container runtime that shows the daemon which containers run, limits their GPU
+//! memory, and restricts bypasses.
 
 use crate::bypass::BypassGuard;
 use crate::cgroup::ContainerCgroup;
@@ -38,7 +39,8 @@ const LASTED: Duration = Duration::from_secs(60);
 pub enum GuardError {
     /// Its socket cannot be created.
     #[error(
-        "the guard cannot listen on {}; set guard.socket to a path in a folder that it may write",
+        "the guard cannot listen on {}; run it as root, or set `guard.socket` for daemon and guard to a path in a folder that \
+         the guard may write",
         path.display()
     )]
     Socket {
@@ -52,11 +54,12 @@ pub enum GuardError {
 /// Runs the guard until the future is dropped.
 ///
 /// # Errors
-/// If its socket cannot be created. The runtime is waited for.
+/// If its socket cannot be created. A runtime that does not answer is no error: the guard tries again.
 pub async fn run(settings: Settings) -> Result<(), GuardError> {
     if !rustix::process::geteuid().is_root() {
         tracing::warn!(
-            "the guard does not run as root, which it needs for the container runtime, cgroups and NVML: run it as root"
+            "the guard does not run as root, and needs root for the container runtime's socket, for cgroups and for NVML: run \
+             it as root"
         );
     }
     let failed = |source| GuardError::Socket { path: settings.socket.clone(), source };
@@ -138,11 +141,17 @@ async fn keep_session(mut plugin: Registered, mut deletions: watch::Receiver<Opt
     loop {
         plugin.limiter.wait_until_none_is_suspended().await;
         wait_for_safe_registration(&guard, &mut deletions).await;
-        guard.set_status(|status| status.why = format!("the guard registers at {}", nri_socket.display()));
+        guard.set_status(|status| {
+            status.why = format!(
+                "the guard is registering at {}, and the container runtime has not answered yet",
+                nri_socket.display()
+            )
+        });
         let began = Instant::now();
         let why = match UnixStream::connect(&nri_socket).await {
             Ok(socket) => match session::run(socket, &mut plugin).await {
-                Ok(()) => "the container runtime closed the connection".to_owned(),
+                Ok(()) => "the container runtime closed the connection; the guard connects again within 60 s"
+                    .to_owned(),
                 Err(error) => error.to_string(),
             },
             Err(error) => no_socket(&nri_socket, &error),
@@ -159,9 +168,9 @@ fn no_socket(path: &Path, error: &io::Error) -> String {
     let path = path.display();
     match error.kind() {
         ErrorKind::NotFound => format!(
-            "{path} does not exist: the container runtime offers no NRI there. For containerd 1.7, set `disable = false` \
-             under [plugins.\"io.containerd.nri.v1.nri\"] in its configuration and run `systemctl restart containerd`; \
-             if its socket is elsewhere, set `guard.nriSocket`"
+            "{path} does not exist: the container runtime offers no NRI there. Enable NRI in its configuration (docs/guard.md, \
+             \"Run it\") and restart the runtime; if it offers NRI at another socket, set `guard.nriSocket` and restart the \
+             guard"
         ),
         _ => format!(
             "the guard cannot connect to {path}: {error}; run it as root, and check that the container runtime runs"
@@ -178,16 +187,16 @@ async fn wait_for_safe_registration(
 ) {
     loop {
         let why = match *deletions.borrow_and_update() {
-            // Without a source that shows deletions the guard would never be of use.
+            // No source shows deletions, so that a guard that waited for one would never register.
             Some(PodDeletions::None | PodDeletions::Unknown) => return,
             Some(PodDeletions::Some) => {
-                "a pod of this node is being deleted, and a registration would block the container runtime until its \
-                 containers have ended; the guard registers after that"
+                "a pod of this node is being deleted; the guard registers after that, since a registration now would block \
+                 the container runtime until the pod's containers have ended"
             }
             None => {
                 "the guard waits for `berth serve` to say whether a pod of this node is being deleted, since a registration \
-                 would block the container runtime then. If this lasts, either `berth serve` does not run with the same \
-                 `guard.socket`, or it has no answer of the API server yet (`berth node show`)"
+                 during a deletion blocks the container runtime. If this lasts, check with `berth node show` that `berth \
+                 serve` runs with the same `guard.socket` and reaches the API server"
             }
         };
         guard.set_unconnected(why.into());

@@ -333,7 +333,7 @@ NOTES = {
     "labels alone": (["REQUIRED where", "  0 pods run", "\n  kubectl label node NODE nvidia.com/gpu.present=true"], []),
     "values of NVIDIA's chart": (["REQUIRED where"], []),
     "a configuration that is empty": (["REQUIRED where"], []),
-    "settings that need the guard": (["REQUIRED for config.enforce.memory", "REQUIRED for config.bypass.action"], []),
+    "settings that need the guard": (["REQUIRED, since config.enforce.memory is require", "REQUIRED, since config.bypass.action is deny"], []),
     "settings that need the guard, with it": ([], ["REQUIRED"]),
     "labels, placed by another label": ([], ["REQUIRED"]),
 }

@@ -9,6 +9,8 @@ use berth_kernel::grants::bypass::BypassAction;
 use berth_kernel::node::rules::Rules;
 
 const CHECK: &str = "guard";
+const READ_LOG: &str =
+    "read the guard's log: `journalctl -u berth-guard`, or `kubectl logs` of its pod on this node";
 
 /// A warning at most: without the guard the daemon works, but enforces nothing.
 pub(super) fn guard(config: &Config) -> Line {
@@ -37,19 +39,9 @@ fn line(rules: &Rules, answer: Option<Result<(GuardStatus, RuntimeView), String>
                 "run `berth guard` on this node, or set `guard.enabled: true` in the chart",
             );
         }
-        (Some(Err(why)), _) => {
-            return Line::warn(
-                CHECK,
-                why,
-                "read the log of `berth guard`, or of its pod with `kubectl logs`",
-            );
-        }
+        (Some(Err(why)), _) => return Line::warn(CHECK, why, READ_LOG),
         (Some(Ok((status, _))), _) if !status.is_connected => {
-            return Line::warn(
-                CHECK,
-                format!("not connected: {}", status.why),
-                "read the log of `berth guard`, or of its pod with `kubectl logs`",
-            );
+            return Line::warn(CHECK, format!("not connected: {}", status.why), READ_LOG);
         }
         (Some(Ok(answer)), _) => answer,
     };
@@ -64,12 +56,20 @@ fn line(rules: &Rules, answer: Option<Result<(GuardStatus, RuntimeView), String>
     let text =
         format!("{}, connected to {}; {limits}; bypass action: {action}", status.version, status.runtime);
     match why_not {
-        Some(_) if rules.enforcement == Enforcement::Require => Line::warn(
+        _ if rules.enforcement != Enforcement::Require => Line::ok(CHECK, text),
+        _ if !support.is_required => Line::warn(
+            CHECK,
+            format!("{text}; it was started with another `enforce.memory` than `require`"),
+            "set `enforce.memory: require` in the guard's configuration, too, and restart the guard; until then no device \
+             with a memory limit is granted",
+        ),
+        Some(_) => Line::warn(
             CHECK,
             text,
-            "fix this error, or set `enforce.memory: auto`; until then no share is granted",
+            "repair the cause, or set `enforce.memory: auto` and restart daemon and guard; until then no device with a \
+             memory limit is granted on those GPUs",
         ),
-        _ => Line::ok(CHECK, text),
+        None => Line::ok(CHECK, text),
     }
 }
 
@@ -82,6 +82,14 @@ mod tests {
     use berth_kernel::ids::names::GpuId;
 
     fn answer(is_connected: bool, why: Option<&str>) -> Option<Result<(GuardStatus, RuntimeView), String>> {
+        answer_of(is_connected, why, true)
+    }
+
+    fn answer_of(
+        is_connected: bool,
+        why: Option<&str>,
+        is_required: bool,
+    ) -> Option<Result<(GuardStatus, RuntimeView), String>> {
         let status = GuardStatus {
             is_connected,
             version: "0.1.0".into(),
@@ -89,7 +97,7 @@ mod tests {
             why: "the container runtime closed the connection".into(),
         };
         let gpus = [(GpuId::parse("GPU-1").unwrap(), why.map(Into::into))].into();
-        let limit_support = LimitSupport { gpus, ..LimitSupport::default() };
+        let limit_support = LimitSupport { gpus, is_required, why: None };
         let view =
             RuntimeView { limit_support, bypass_action: Some(BypassAction::Strip), ..RuntimeView::default() };
         Some(Ok((status, view)))
@@ -116,6 +124,13 @@ mod tests {
                 "limits memory on 0 of 1 GPUs: the driver is older",
             ),
             (&required, answer(true, Some(older)), Level::Warn, "the driver is older"),
+            (&required, answer(true, None), Level::Ok, "limits memory on 1 of 1 GPUs"),
+            (
+                &required,
+                answer_of(true, None, false),
+                Level::Warn,
+                "was started with another `enforce.memory`",
+            ),
         ] {
             let line = line(rules, answer);
             assert!(line.level == level && line.detail.contains(text), "{line:?}");

@@ -2,7 +2,7 @@
 //! before the container's first instruction, and reads them back.
 //!
 //! A limit counts as enforced only by what was read back from that container's cgroup, and only for
-//! [`READING_AGE_MAX_MS`] (I12): a guard that has ended, or that waits for NVML, shows nothing.
+//! [`READING_AGE_MAX_MS`] (I12): what a guard showed before it ended, or before NVML stopped answering, expires.
 
 use crate::evidence::part_use::limits_of;
 use crate::evidence::runtime::{RuntimeContainer, RuntimeView};
@@ -49,7 +49,7 @@ impl Enforcement {
 pub struct LimitSupport {
     /// The GPUs that it tried, each with the reason why it cannot; `None` if a limit that it set was read back.
     pub gpus: BTreeMap<GpuId, Option<Arc<str>>>,
-    /// Why it can on none.
+    /// Why the guard can limit memory on no GPU; `None` if it has tried each one.
     pub why: Option<Arc<str>>,
     /// Whether the guard refuses containers whose limits cannot be set.
     pub is_required: bool,
@@ -169,18 +169,24 @@ impl Ledger {
         };
         let support = &view.limit_support;
         if self.rules.enforcement == Enforcement::Require && !support.is_required {
-            return Some("the guard runs with another `enforce.memory` than `require`: restart it".into());
+            let why = "the guard was started with another `enforce.memory` than `require`: set `require` in its \
+                       configuration, too, and restart it";
+            return Some(why.into());
         }
         match (support.gpus.get(&part.part.gpu), &support.why) {
             (Some(None), _) => None,
             (Some(Some(why)), _) | (None, Some(why)) => Some(Arc::clone(why)),
-            (None, None) => Some("the guard has not tried to set a memory limit on the GPU yet".into()),
+            (None, None) => {
+                let why = "the guard has not tried to set a memory limit on this GPU: NVML did not list the GPU when the guard \
+                           opened NVML. Restart the guard if this lasts longer than a minute";
+                Some(why.into())
+            }
         }
     }
 }
 
-/// This view with the time at which each reading expires. A reading that has arrived before keeps its time; the age of
-/// another one is the difference of the wall clocks, which the guard and this process share.
+/// This view with the time at which each reading expires. A reading that is already known keeps its time. That of a new one
+/// follows from its `wall_ms`, since the guard and this process use the same wall clock.
 pub(crate) fn with_expiry(known: Option<&RuntimeView>, view: &RuntimeView, now: Now) -> RuntimeView {
     let before = |id: &str, of: &MemoryLimit| {
         let mut containers = known?.containers.values().flatten();
@@ -199,7 +205,7 @@ pub(crate) fn with_expiry(known: Option<&RuntimeView>, view: &RuntimeView, now: 
     })
 }
 
-/// The view in which the readings that are too old by now are stale; `None` if no other ones are.
+/// The view in which all expired readings are marked as stale; `None` if no further reading has expired.
 pub(crate) fn with_stale_readings(ledger: &Ledger, now: Now) -> Option<RuntimeView> {
     next_expiry(ledger).filter(|at| now.mono_ms >= *at)?;
     let view = ledger.runtime.as_deref()?;
@@ -419,7 +425,7 @@ mod tests {
         let mut whole = view(&[]);
         node.decide(&Command::SeeContainers(whole.clone())).unwrap();
         assert!(
-            why(&node, "GPU-0", Some(0)).unwrap().contains("restart it"),
+            why(&node, "GPU-0", Some(0)).unwrap().contains("and restart it"),
             "it was started with another setting"
         );
         whole.limit_support.is_required = true;

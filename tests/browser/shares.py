@@ -66,6 +66,7 @@ def use_over_its_share_is_seen_filtered_and_found(watch: Watch, node: Node) -> N
     view(watch, "Pods")
     expect(page.locator("#pods tbody tr")).to_have_count(1)
     expect(page.locator("#pods tbody tr")).to_contain_text(re.compile(r"12\.7 / 8 ▲ over its share"), use_inner_text=True)
+    expect(page.locator("#pods tbody td").nth(4)).to_have_text("nothing")
     picture(page, "over-its-share-pods")
 
 

@@ -7,12 +7,14 @@ import time
 from pathlib import Path
 
 import machine
+import process
 from bench import Bench
 from berth import Setup, slice_of
 from guard import connected, seconds_to_run, start_guard
 from gpus import uuids
 from kubelet import healthy
 from nvidia import TOOLKIT, apply_memory_limit
+from places import GUARD_SOCKET, NRI_SOCKET, REPO, RUN
 from pods import Container, Pod
 from process import Process
 from say import TestError, until
@@ -38,7 +40,10 @@ def in_force_at_first(bench: Bench) -> str:
     supported = [one["supported"] for one in bench.berth.guard_status()["memoryLimits"]]
     if supported != [True, True]:
         raise TestError(f"the guard limits memory on {supported}: {bench.berth.guard_status()}")
-    pod = Pod("limited", [Container("main", {slice_of(mib): 1 for mib in _SLICES})])
+    # An annotation of the pod is none of its container's, and gives it no other limit.
+    key = "berth.dev/grant." + slice_of(_SLICES[0]).replace("/", "_")
+    forged = {key: f"0000002a-7 {uuids(1)[0]}={4 * _SLICES[0]}"}
+    pod = Pod("limited", [Container("main", {slice_of(mib): 1 for mib in _SLICES})], annotations=forged)
     bench.start(pod)
     earliest = _written(pod)
     for gpu, mib in zip(uuids(2), _SLICES):
@@ -75,11 +80,13 @@ def restarts_without_berth(bench: Bench) -> None:
 
 
 def slow_driver(bench: Bench) -> str:
-    """A pod beside one that waits for NVML is not delayed, and that one runs nothing before its limit is set."""
+    """A pod beside one that is suspended while NVML answers is not delayed, and that one runs nothing before its limit is
+    set."""
     usual = seconds_to_run(bench, Pod("usual", [Container("main", {})]))
     bench.berth.fake.faults({"call": "nvmlDeviceSetMemoryLimits_v1", "delay_ms": SLOW_MS})
     waits = Pod("waits", [Container("main", {slice_of(_SLICES[0]): 1})])
     bench.node.run(waits)
+    until("the container is suspended", READ_SECONDS, _is_one_suspended, 0.05)
     beside = seconds_to_run(bench, Pod("beside", [Container("main", {})]))
     bench.start_known(waits)
     file = _limit_file(bench, waits, uuids(1)[0])
@@ -90,6 +97,35 @@ def slow_driver(bench: Bench) -> str:
     if beside > usual + DELAY_SECONDS:
         raise TestError(f"a pod took {beside:.1f} s beside the one that was held, and {usual:.1f} s before")
     return f"usual_s={usual:.1f} beside_s={beside:.1f}"
+
+
+def beside_another_plugin(bench: Bench) -> None:
+    """A plugin of the runtime, by containerd's own library, changes the same container."""
+    program = RUN / "beside"
+    process.run([machine.go(), "build", "-C", REPO / "tests" / "nri", "-o", program, "./beside"], "build a plugin", seconds=600)
+    other = Process("beside", [program, NRI_SOCKET], bench.logs / "beside.log")
+    other.start()
+    bench.at_end.append(other.stop)
+    tries = 0
+
+    def is_changed() -> bool:
+        nonlocal tries
+        other.check()
+        tries += 1
+        pod = Pod(f"beside-{tries}", [Container("main", {slice_of(_SLICES[1]): 1})])
+        bench.start(pod)
+        try:
+            if pod.environment("main").get("BESIDE") != "yes":
+                raise TestError(f"{pod.name} was not changed by the other plugin")
+            if _enforced(bench, pod, "memoryLimits")["perGpu"][0]["state"] != "set":
+                raise TestError(f"the limit of {pod.name} was not set before its start")
+            return True
+        finally:
+            bench.node.delete(pod)
+            bench.running.remove(pod)
+
+    until("both plugins change a container", READ_SECONDS, is_changed)
+    other.stop()
 
 
 def hanging_driver(bench: Bench) -> str:
@@ -249,6 +285,15 @@ def _cgroup(pod: Pod) -> Path:
     return machine.CGROUP2 / next(line for line in lines if line.startswith("0::")).removeprefix("0::/")
 
 
+def _is_one_suspended() -> bool:
+    """Whether the guard has suspended a process. Its name follows in the same line, which may have any characters."""
+    for file in Path(f"{GUARD_SOCKET}.suspended").glob("*"):
+        stat = Path("/proc", file.name, "stat")
+        if stat.exists() and stat.read_text(encoding="utf-8", errors="replace").rpartition(") ")[2].startswith("T"):
+            return True
+    return False
+
+
 def _limit_file(bench: Bench, pod: Pod, gpu: str) -> Path:
     return bench.berth.fake.limit_file(gpu, _cgroup(pod))
 
@@ -270,6 +315,7 @@ SCENARIOS = [
             "limits: two limits are in force and read back before the container's first write": in_force_at_first,
             "limits: a container that starts again while Berth is down has them": restarts_without_berth,
             "limits: a slow driver holds one container and delays no other pod": slow_driver,
+            "limits: another plugin of the runtime changes the container that the guard limits": beside_another_plugin,
             "limits: with a driver that hangs, a container runs without limits, and the API says so": hanging_driver,
             "limits: a limit that NVIDIA's hook changes is set again, but not after the third change": drifts,
             "limits: a pod that was started without the guard gets its limit late": started_without_guard,

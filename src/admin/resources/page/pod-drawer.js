@@ -7,7 +7,7 @@ import { graph, rangeButtons } from './graph.js';
 import { recordedSince, sinceText, startOf } from './record.js';
 import { gpuButton, usageOf } from './row.js';
 import { explanation } from './why-here.js';
-import { colourOf } from './words.js';
+import { canRemove, colourOf, enforcerOf } from './words.js';
 
 /** Allocations and GPUs of a pod that are explained and drawn. */
 const SHOWN_MAX = 8;
@@ -15,7 +15,7 @@ const SHOWN_MAX = 8;
 const fact = (name, ...value) => el('div', {}, el('dt', {}, name), el('dd', {}, ...value.flat()));
 
 // What holds a container to its limits.
-const enforcer = ({ enforcedBy, privileged }) => `${enforcedBy === 'none' ? 'nothing' : enforcedBy}${privileged && enforcedBy === 'memoryLimits' ? '; the container is privileged and can remove the limit' : ''}`;
+const enforcer = (limits) => `${enforcerOf(limits)}${canRemove(limits) ? '; the container is privileged and can remove the limit' : ''}`;
 
 // A memory limit on one GPU, as it was last read back.
 const gpuLimit = ({ grantedMiB, state, limitMiB, usedMiB, readAt, timesChanged, why }) => [

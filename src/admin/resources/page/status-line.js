@@ -84,6 +84,7 @@ export function notices({ node, allocations, allocationsTotal, gpus }, access, e
   }
   if (node.apiServer && !node.apiServer.done) words.push([`API server: ${node.apiServer.waiting}`, 'warn']);
   if (node.driverRelease) words.push([`The driver is released by ${node.driverRelease.by} until ${node.driverRelease.until}: nothing is granted.`, 'warn']);
+  words.push(...(node.warnings ?? []).map((warning) => [warning, 'warn']));
   if (access?.right === 'read') words.push(['This token can read everything and change nothing: it has the right “read”. To make changes, sign in with a token that has “change”.', 'quiet']);
   if (allocations.length < allocationsTotal) words.push([`Holders are shown for the newest ${allocations.length} of ${allocationsTotal} allocations.`, 'warn']);
   return [...words.map(([text, kind]) => el('p', { class: `notice ${kind}` }, text)), gpus.length === 0 && withoutGpus(node)].filter(Boolean);

@@ -147,3 +147,9 @@ export function placeOf(name, places) {
   hash = Math.imul(hash ^ (hash >>> 16), 0x45d9f3b);
   return ((hash ^ (hash >>> 16)) >>> 0) % places;
 }
+
+/** What holds a container to its limits. */
+export const enforcerOf = ({ enforcedBy }) => (enforcedBy === 'none' ? 'nothing' : enforcedBy);
+
+/** Whether a container can remove the memory limits that it is held to. */
+export const canRemove = ({ enforcedBy, privileged }) => !!privileged && enforcedBy === 'memoryLimits';

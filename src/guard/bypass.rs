@@ -770,6 +770,9 @@ mod tests {
         let Refusal(text) = deny.create(&later, &privileged()).await.unwrap_err();
         assert!(text.contains("has not shown its pod") && text.contains("tries again"), "{text}");
         let mut strip = Setup::new(guard::BypassAction::Strip, "");
+        let named = Container { id: "named".into(), name: "named".into(), ..container(&[ALL]) };
+        assert_eq!(strip.create(&later, &named).await.unwrap(), VOID, "that needs no device denied");
+        strip.guard.update(|known| known.end_sandbox("s"));
         let shown = rules(guard::BypassAction::Strip);
         let (sender, receiver) = watch::channel(Some(Arc::new(shown.clone())));
         strip.bypass.rules = receiver;

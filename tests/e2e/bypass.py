@@ -11,7 +11,7 @@ import images
 import machine
 from bench import Bench
 from berth import SHARED, WHOLE, Setup
-from guard import connected, start_guard
+from guard import connected, start_guard, start_other_plugin
 from gpus import uuids
 from nvidia import NvidiaPlugin
 from places import RUN
@@ -71,6 +71,25 @@ def variables(bench: Bench) -> None:
         raise TestError("/metrics does not count the four containers")
     _delete(bench, takes, old, image, granted, plain, exempt)
     until("the bypasses are gone with their pods", 30, lambda: not bench.berth.container_bypasses())
+
+
+def same_variable(bench: Bench) -> None:
+    """Another plugin of the runtime sets the variable before the guard does: the container starts, with the guard's value."""
+    other = start_other_plugin(bench)
+    tries = 0
+
+    def is_changed() -> bool:
+        nonlocal tries
+        other.check()
+        tries += 1
+        pod = Pod(f"both-{tries}", [Container("main", {}, env=ALL)])
+        bench.node.run(pod)
+        environment = pod.environment("main", 60)
+        _delete(bench, pod)
+        return environment.get("BESIDE") == "yes" and environment[VARIABLE] == "void"
+
+    until("both plugins change a container", CHECK_SECONDS, is_changed)
+    other.stop()
 
 
 def mounts(bench: Bench) -> None:
@@ -258,6 +277,7 @@ SCENARIOS = [
         Setup(gpus=2, api_server=True),
         {
             "bypass: a pod that names all GPUs sees none, and kube-system is exempt": variables,
+            "bypass: another plugin of the runtime sets the same variable, and the pod runs": same_variable,
             "bypass: a mount that names GPUs is removed": mounts,
             "bypass: a privileged pod opens the GPU that it was granted, or none": privileged,
             "bypass: a privileged pod that ran before the guard is denied devices": privileged_before,

@@ -7,9 +7,12 @@ import time
 from datetime import datetime
 from pathlib import Path
 
+import machine
+import process
 from bench import RELEASE_SECONDS_WITH_API_SERVER, Bench
 from berth import Setup
 from kubelet import SOCKET
+from places import NRI_SOCKET, REPO, RUN
 from pods import NAMESPACE, Container, Pod
 from process import Process
 from say import TestError, until
@@ -211,6 +214,18 @@ def start_guard(bench: Bench, drivers: Path | None = None) -> None:
     bench.shared = guard
     bench.at_end.append(guard.stop)
     connected(bench)
+
+
+def start_other_plugin(bench: Bench) -> Process:
+    """Another plugin of the runtime, by containerd's own library. It changes the same containers before the guard does."""
+    program = RUN / "beside"
+    if not program.exists():
+        source = REPO / "tests" / "nri"
+        process.run([machine.go(), "build", "-C", source, "-o", program, "./beside"], "build a plugin", seconds=600)
+    other = Process("beside", [program, NRI_SOCKET], bench.logs / "beside.log")
+    other.start()
+    bench.at_end.append(other.stop)
+    return other
 
 
 def connected(bench: Bench) -> None:

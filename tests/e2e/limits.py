@@ -7,14 +7,13 @@ import time
 from pathlib import Path
 
 import machine
-import process
 from bench import Bench
 from berth import Setup, slice_of
-from guard import connected, seconds_to_run, start_guard
+from guard import connected, seconds_to_run, start_guard, start_other_plugin
 from gpus import uuids
 from kubelet import healthy
 from nvidia import TOOLKIT, apply_memory_limit
-from places import GUARD_SOCKET, NRI_SOCKET, REPO, RUN
+from places import GUARD_SOCKET
 from pods import Container, Pod
 from process import Process
 from say import TestError, until
@@ -101,11 +100,7 @@ def slow_driver(bench: Bench) -> str:
 
 def beside_another_plugin(bench: Bench) -> None:
     """A plugin of the runtime, by containerd's own library, changes the same container."""
-    program = RUN / "beside"
-    process.run([machine.go(), "build", "-C", REPO / "tests" / "nri", "-o", program, "./beside"], "build a plugin", seconds=600)
-    other = Process("beside", [program, NRI_SOCKET], bench.logs / "beside.log")
-    other.start()
-    bench.at_end.append(other.stop)
+    other = start_other_plugin(bench)
     tries = 0
 
     def is_changed() -> bool:

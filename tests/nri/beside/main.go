@@ -1,5 +1,5 @@
 // Another plugin of the container runtime, by containerd's own library, that runs beside the guard: it gives each container
-// the variable BESIDE.
+// the variable BESIDE, and all GPUs by NVIDIA_VISIBLE_DEVICES to one that has this variable.
 //
 //	beside SOCKET
 package main
@@ -8,16 +8,25 @@ import (
 	"context"
 	"log"
 	"os"
+	"strings"
 
 	"github.com/containerd/nri/pkg/api"
 	"github.com/containerd/nri/pkg/stub"
 )
 
+const visibleDevices = "NVIDIA_VISIBLE_DEVICES"
+
 type plugin struct{}
 
-func (plugin) CreateContainer(context.Context, *api.PodSandbox, *api.Container) (*api.ContainerAdjustment, []*api.ContainerUpdate, error) {
+func (plugin) CreateContainer(_ context.Context, _ *api.PodSandbox, container *api.Container) (*api.ContainerAdjustment, []*api.ContainerUpdate, error) {
 	adjusted := &api.ContainerAdjustment{}
 	adjusted.AddEnv("BESIDE", "yes")
+	for _, variable := range container.Env {
+		if name, _, _ := strings.Cut(variable, "="); name == visibleDevices {
+			adjusted.RemoveEnv(name)
+			adjusted.AddEnv(name, "all")
+		}
+	}
 	return adjusted, nil, nil
 }
 

@@ -38,8 +38,8 @@ const DRIVERS: &str = "/proc/devices";
 const DETAILS_MAX: usize = 8;
 const UNKNOWN_GPUS: &str = "Berth does not know which GPUs another plugin or a claim allocated to it, so that it is denied \
                             access to no device; `bypass.action: deny` refuses such a container";
-const UNKNOWN_POD: &str = "the daemon has not shown its pod to the guard yet, so that it is not known whether the pod has claims; \
-                           this is checked again as soon as the daemon shows it";
+const UNKNOWN_POD: &str = "`berth serve` has not shown its pod to the guard yet, so that it is not known whether the pod has \
+                           claims; `berth node show` says whether both are connected";
 const RAN_BEFORE: &str =
     "it ran before the guard: device files that it has opened stay open; delete the pod to close them";
 const NO_CGROUP: &str = "its cgroup was not found: set `guard.cgroupRoot` to the folder where the node's cgroups are \
@@ -87,6 +87,18 @@ struct Found {
     verdict: Verdict,
     /// What was allocated to it, or why that is not known: the verdict is then that on one to which nothing was allocated.
     allocated: Result<Allocated, String>,
+    /// The verdict if its pod has claims, where that is not known and another one.
+    if_claiming: Option<Verdict>,
+}
+
+impl Found {
+    /// Minor numbers of the GPUs that were granted to it, or why it is not known which devices it may open.
+    fn minors(&self) -> Result<BTreeSet<u32>, String> {
+        if self.if_claiming.is_some() {
+            return Err(UNKNOWN_POD.into());
+        }
+        self.allocated.as_ref().map_err(Clone::clone).and_then(|known| minors(&self.rules, &known.parts))
+    }
 }
 
 impl BypassGuard {
@@ -116,35 +128,35 @@ impl BypassGuard {
         pod: &PodSandbox,
         container: &Container,
     ) -> Result<ContainerAdjustment, Refusal> {
-        let Some(Found { rules, verdict, allocated }) = self.find(pod, container, Phase::Created).await
-        else {
+        let Some(found) = self.find(pod, container, Phase::Created).await else {
+            // What was done about it before its last creation.
+            self.guard.update(|known| known.forget_bypass(&pod.uid, &container.name));
             return Ok(ContainerAdjustment::default());
         };
-        let bypass = bypass_of(pod, container, &verdict);
-        let allocated = match allocated {
-            Ok(allocated) => allocated,
-            // The kubelet tries again.
-            Err(why) if verdict.is_refused => {
-                return Err(self.refuse(&rules, ContainerBypass { why, ..bypass }, &verdict));
-            }
-            // All of it may have been allocated to it: it is checked again when it starts.
-            Err(why) => {
-                self.watch(pod, container, ContainerBypass { why, ..bypass }, None, "");
-                return Ok(ContainerAdjustment::default());
-            }
-        };
+        let verdict = &found.verdict;
+        let bypass = bypass_of(pod, container, verdict);
         if verdict.is_refused {
-            return Err(self.refuse(&rules, bypass, &verdict));
+            // The kubelet tries again.
+            let why = match (&found.allocated, &found.if_claiming) {
+                (Err(why), _) => why.clone(),
+                (Ok(_), Some(claiming)) if !claiming.is_refused => UNKNOWN_POD.into(),
+                (Ok(_), _) => String::new(),
+            };
+            return Err(self.refuse(&found.rules, ContainerBypass { why, ..bypass }, verdict));
+        }
+        if let Err(why) = &found.allocated {
+            // All of it may have been allocated to it: it is checked again when it starts.
+            self.watch(pod, container, ContainerBypass { why: why.clone(), ..bypass }, None, "");
+            return Ok(ContainerAdjustment::default());
         }
         if verdict.denies_devices {
-            let minors = minors(&rules, &allocated.parts).ok();
-            self.watch(pod, container, bypass, minors, "");
+            self.watch(pod, container, bypass, found.minors().ok(), "");
         } else if verdict.is_not_stopped {
             self.record_unknown(bypass);
         } else {
             self.record(&ContainerBypass { outcome: BypassOutcome::Stripped.into(), ..bypass });
         }
-        Ok(adjustment(&verdict))
+        Ok(adjustment(verdict))
     }
 
     /// A container is about to run its first instruction.
@@ -176,15 +188,14 @@ impl BypassGuard {
     }
 
     async fn judge_running(&self, pod: &PodSandbox, container: &Container, note: &'static str) {
-        let Some(Found { rules, verdict, allocated }) = self.find(pod, container, Phase::Running).await
-        else {
-            return;
-        };
-        let bypass = bypass_of(pod, container, &verdict);
-        match allocated {
-            Ok(_) if verdict.is_not_stopped => self.record_unknown(bypass),
-            Ok(allocated) => self.watch(pod, container, bypass, minors(&rules, &allocated.parts).ok(), note),
-            Err(why) => self.watch(pod, container, ContainerBypass { why, ..bypass }, None, note),
+        let Some(found) = self.find(pod, container, Phase::Running).await else { return };
+        let bypass = bypass_of(pod, container, &found.verdict);
+        match &found.allocated {
+            Ok(_) if found.verdict.is_not_stopped => self.record_unknown(bypass),
+            Ok(_) => self.watch(pod, container, bypass, found.minors().ok(), note),
+            Err(why) => {
+                self.watch(pod, container, ContainerBypass { why: why.clone(), ..bypass }, None, note)
+            }
         }
     }
 
@@ -254,15 +265,17 @@ impl BypassGuard {
         let mut unknown = String::new();
         if watched.minors.is_none() {
             match self.find(&watched.pod, &watched.container, Phase::Running).await {
-                None => return self.end(id),
-                Some(Found { verdict, allocated: Ok(_), .. }) if verdict.is_not_stopped => {
+                // It can use only what was allocated to it: what was recorded before was no bypass.
+                None => {
+                    let ContainerBypass { pod_uid, container, .. } = &watched.bypass;
+                    self.guard.update(|known| known.forget_bypass(pod_uid, container));
+                    return self.end(id);
+                }
+                Some(found) if found.allocated.is_ok() && found.verdict.is_not_stopped => {
                     self.record_unknown(watched.bypass);
                     return self.end(id);
                 }
-                Some(Found { rules, allocated, .. }) => {
-                    let known = allocated.and_then(|allocated| minors(&rules, &allocated.parts));
-                    watched.minors = known.map_err(|why| unknown = why).ok();
-                }
+                Some(found) => watched.minors = found.minors().map_err(|why| unknown = why).ok(),
             }
         }
         if watched.cgroup.as_ref().is_some_and(|cgroup| !cgroup.path().exists()) {
@@ -329,12 +342,14 @@ impl BypassGuard {
             Ok(allocated) => allocated,
             Err(_) => Err("the kubelet's checkpoint could not be read within 50 ms".into()),
         };
-        let Ok(known) = &allocated else { return Some(Found { rules, verdict, allocated }) };
+        let Ok(known) = &allocated else {
+            return Some(Found { rules, verdict, allocated, if_claiming: None });
+        };
         let verdict = judge(action, &access, known, facts, phase);
         let is_pod_known = rules.known_pods.as_ref().is_none_or(|known| known.uids.contains(&pod.uid));
-        let allocated =
-            if verdict.denies_devices && !is_pod_known { Err(UNKNOWN_POD.into()) } else { allocated };
-        (!verdict.unallocated.is_empty()).then_some(Found { rules, verdict, allocated })
+        let claiming = judge(action, &access, known, PodFacts { has_claims: true, ..facts }, phase);
+        let if_claiming = Some(claiming).filter(|claiming| !is_pod_known && *claiming != verdict);
+        (!verdict.unallocated.is_empty()).then_some(Found { rules, verdict, allocated, if_claiming })
     }
 
     /// What device plugins allocated to a container, or why that is not known.
@@ -417,7 +432,7 @@ fn refusal(rules: &BypassRules, bypass: &ContainerBypass, remedies: &BTreeSet<&s
         let why = &bypass.why;
         return Refusal(format!(
             "the container can use GPUs ({details}), and the guard does not know which were allocated to it: {why}. The kubelet \
-             tries again; if this repeats, `berth node check` shows whether the kubelet's checkpoint can be read"
+             tries again; if this repeats, `berth node check` shows what is wrong"
         ));
     }
     let resources = match rules.resources.as_slice() {
@@ -769,9 +784,16 @@ mod tests {
         let deny = Setup::new(guard::BypassAction::Deny, "");
         let Refusal(text) = deny.create(&later, &privileged()).await.unwrap_err();
         assert!(text.contains("has not shown its pod") && text.contains("tries again"), "{text}");
+        let with_mount = Mount { destination: format!("{DEVICE_MOUNTS}/all"), source: MOUNT_SOURCE.into() };
+        let mounting = Container { name: "mounting".into(), mounts: vec![with_mount], ..privileged() };
+        let Refusal(text) = deny.create(&later, &mounting).await.unwrap_err();
+        assert!(text.contains("remove the mount"), "a claim would not allow it: {text}");
+        let claiming = PodSandbox { uid: "uid-3".into(), ..pod("team") };
+        deny.create(&claiming, &privileged()).await.unwrap();
         let mut strip = Setup::new(guard::BypassAction::Strip, "");
-        let named = Container { id: "named".into(), name: "named".into(), ..container(&[ALL]) };
-        assert_eq!(strip.create(&later, &named).await.unwrap(), VOID, "that needs no device denied");
+        let named = Container { env: vec![ALL.into()], name: "named".into(), ..privileged() };
+        assert_eq!(strip.create(&later, &named).await.unwrap(), VOID, "with a claim or without");
+        strip.bypass.end("c");
         strip.guard.update(|known| known.end_sandbox("s"));
         let shown = rules(guard::BypassAction::Strip);
         let (sender, receiver) = watch::channel(Some(Arc::new(shown.clone())));
@@ -787,12 +809,22 @@ mod tests {
         with_claim.known_pods.as_mut().unwrap().uids.push("uid-4".into());
         let without_claim = with_claim.clone();
         with_claim.pods_with_claims.push("uid-4".into());
+        let bypass = Arc::new(strip.bypass);
+        let running = tokio::spawn({
+            let bypass = Arc::clone(&bypass);
+            async move { bypass.run().await }
+        });
         sender.send_replace(Some(Arc::new(with_claim)));
-        strip.bypass.deny_devices("c").await;
-        assert_eq!(strip.bypass.watched.lock().keys().collect::<Vec<_>>(), ["d"], "it has a claim");
+        // As soon as the daemon shows the pod.
+        while !bypass.watched.lock().is_empty() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        assert_eq!(strip.guard.published().bypasses.len(), 0, "with a claim it was no bypass");
+        strip.guard.update(|known| known.create(&later, &started("c")));
         sender.send_replace(Some(Arc::new(without_claim)));
-        strip.bypass.deny_devices("d").await;
-        assert_eq!(strip.bypass.watched.lock()["d"].minors, Some(BTreeSet::new()));
+        bypass.start(&later, &started("c")).await;
+        assert_eq!(bypass.watched.lock()["c"].minors, Some(BTreeSet::new()));
+        running.abort();
     }
 
     #[tokio::test]

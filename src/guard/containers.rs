@@ -225,6 +225,11 @@ impl Containers {
         is_new
     }
 
+    /// Forgets what was done about a container. Returns whether there was something.
+    pub(crate) fn forget_bypass(&mut self, pod_uid: &str, container: &str) -> bool {
+        self.bypasses.remove(&(pod_uid.to_owned(), container.to_owned())).is_some()
+    }
+
     /// Forgets the containers of pods whose sandbox has ended.
     fn drop_bypasses_of_ended_pods(&mut self) {
         let running = self.pods();

@@ -457,6 +457,7 @@ fn deletions(view: &PodsView) -> PodDeletions {
 mod tests {
     use super::*;
     use berth_kernel::evidence::pods::{Pod, PodsSource};
+    use berth_kernel::node::rules::Rules;
 
     /// A ledger with a view of one pod, which is being deleted since then.
     fn ledger(is_current: bool, deletion_wall_ms: Option<u64>, stage: Stage) -> Ledger {
@@ -487,6 +488,20 @@ mod tests {
         assert_eq!(deletions.of(&ledger(false, None, Stage::Admitted)), None, "it is not connected yet");
         assert_eq!(deletions.of(&ledger(true, None, Stage::Admitted)), Some(PodDeletions::None));
         assert_eq!(Deletions::new(false).of(&Ledger::default()), Some(PodDeletions::Unknown));
+    }
+
+    #[test]
+    fn the_guard_is_sent_which_pods_are_known_and_have_claims_if_it_stops_bypasses() {
+        let mut known = ledger(true, None, Stage::Admitted);
+        assert_eq!(bypass_rules(&known), BypassRules::default(), "it only reports");
+        let bypass =
+            berth_kernel::grants::bypass::BypassRules { action: BypassAction::Strip, ..Default::default() };
+        known.rules = Arc::new(Rules { bypass, ..Rules::default() });
+        let sent = bypass_rules(&known);
+        assert_eq!(sent.known_pods, Some(KnownPods { uids: vec!["uid-1".into()] }));
+        assert_eq!((sent.action(), sent.pods_with_claims.len()), (guard::BypassAction::Strip, 0));
+        let without_source = Ledger { pods: None, ..known };
+        assert_eq!(bypass_rules(&without_source).known_pods, None);
     }
 
     #[test]

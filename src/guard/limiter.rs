@@ -205,6 +205,11 @@ impl Limiter {
         cgroup: Option<ContainerCgroup>,
         limits: Vec<MemoryLimit>,
     ) -> Vec<MemoryLimit> {
+        if self.nvml.as_ref().is_ok_and(|nvml| !nvml.is_open()) {
+            // A call has found the driver gone, and NVML is opened again.
+            self.is_opening.send_replace(true);
+            self.wake();
+        }
         // The sender is not dropped meanwhile.
         let _ = self.is_opening.subscribe().wait_for(|is_opening| !is_opening).await;
         let (possible, mut all) = self.split(limits);
@@ -251,6 +256,9 @@ impl Limiter {
     fn why_impossible(&self, status: &Status, gpu: &str) -> Option<String> {
         if let Err(why) = self.nvml {
             return Some(why.into());
+        }
+        if *self.is_opening.borrow() {
+            return None;
         }
         let of_gpu = status.limit_support.iter().find(|one| one.gpu == gpu).map(|one| one.why.clone());
         of_gpu.or_else(|| Some(status.limits_error.clone())).filter(|why| !why.is_empty())
@@ -311,6 +319,7 @@ impl Limiter {
             });
             if checked.await.is_err() {
                 tracing::error!("the check of the memory limits panicked; it is tried again");
+                self.is_opening.send_replace(false);
             }
             tokio::select! {
                 () = sleep(READ_INTERVAL) => {}
@@ -333,7 +342,6 @@ impl Limiter {
 
     fn check(&self, nvml: &NvmlLimits) {
         if self.misses_a_gpu() {
-            self.is_opening.send_replace(true);
             nvml.close("it does not list the GPU of a container, and is opened again");
         }
         match nvml.is_open() {
@@ -395,6 +403,7 @@ impl Limiter {
 
     /// Opens NVML, and tries a limit on each GPU.
     fn open(&self, nvml: &NvmlLimits) {
+        self.is_opening.send_replace(true);
         // Before it is opened, so that no release of the driver is overtaken.
         self.guard.set_status(|status| status.has_driver_open = true);
         *self.opened.lock() = Some(Instant::now());
@@ -518,7 +527,7 @@ impl Starting {
         let max = if limiter.is_required { waits.suspend_required } else { waits.suspend };
         tracing::warn!(
             container = id,
-            "NVML did not answer within {} ms: the first process of the container is suspended until its memory limits \
+            "NVML did not answer within {} ms, or is still being opened: the first process of the container is suspended until its memory limits \
              are set, for at most {} s",
             waits.answer.as_millis(),
             max.as_secs()
@@ -789,6 +798,19 @@ mod tests {
         until(|| node.is_stopped()).await;
         assert_eq!(node.states(), [LimitState::Pending; 2]);
         let node = node.open();
+        until(|| !node.is_stopped()).await;
+        until(|| node.states() == [LimitState::Set; 2]).await;
+    }
+
+    #[tokio::test]
+    async fn a_container_that_starts_after_nvml_was_lost_is_suspended_until_its_limits_are_set() {
+        let node = Node::new(true, Waits { answer: Duration::ZERO, ..PATIENT }).open();
+        node.nvml().close("the driver was reloaded");
+        node.start().await.unwrap();
+        until(|| node.is_stopped()).await;
+        // The regular check is asked for.
+        node.limiter.wake.notified().await;
+        node.limiter.check(node.nvml());
         until(|| !node.is_stopped()).await;
         until(|| node.states() == [LimitState::Set; 2]).await;
     }

@@ -169,6 +169,7 @@ GOOD = {
     "files of a profile": {"profiles": {"a": {"config": {"map": {"only": "gpus: sim:1xt4"}}}}},
     "monitoring": ALERTS,
     "settings that need the guard": {"config": {"bypass": {"action": "deny"}, "enforce": {"memory": "require"}}},
+    "settings of a profile that need the guard": {"profiles": {"a": {"config": {"bypass": {"action": "strip"}}}}},
     "settings that need the guard, with it": {"guard": {"enabled": True}, "config": {"bypass": {"action": "deny"}, "enforce": {"memory": "require"}}},
     "bypass denied": {"bypassPolicy": {"validationActions": ["Deny", "Audit"], "exemptNamespaces": []}},
     "nothing that can be off": {
@@ -334,6 +335,7 @@ NOTES = {
     "values of NVIDIA's chart": (["REQUIRED where"], []),
     "a configuration that is empty": (["REQUIRED where"], []),
     "settings that need the guard": (["REQUIRED, since config.enforce.memory is require", "REQUIRED, since config.bypass.action is deny"], []),
+    "settings of a profile that need the guard": (["REQUIRED, since profiles.a.config.bypass.action is strip"], []),
     "settings that need the guard, with it": ([], ["REQUIRED"]),
     "labels, placed by another label": ([], ["REQUIRED"]),
 }

@@ -137,6 +137,8 @@ class Berth:
         self.setup = setup
         self.fake = fake
         self._binary = binary
+        #: The program that runs as the guard.
+        self.guard_binary = binary
         shutil.rmtree(_STATE, ignore_errors=True)
         LIBRARY_ON_HOST.mkdir(exist_ok=True)
         self.settings = _settings(setup, fake.library)
@@ -208,7 +210,7 @@ class Berth:
 
     def guard(self, log: Path, drivers: Path | None = None) -> process.Process:
         """`berth guard` with the settings of this daemon. `drivers`: what it sees as the kernel's list, /proc/devices."""
-        args = [self._binary, "guard", "--config", _CONFIG]
+        args = [self.guard_binary, "guard", "--config", _CONFIG]
         if drivers is not None:
             script = f'mount --bind {drivers} /proc/devices && exec "$@"'
             args = ["unshare", "--mount", "--propagation", "slave", "sh", "-c", script, "sh", *args]

@@ -60,7 +60,7 @@ def main() -> int:
         machine.check_no_other_kubelet()
         machine.check_no_other_berth()
         _announce(args)
-        for program in (args.berth, args.nvml_library):
+        for program in (args.berth, args.guard, args.nvml_library):
             if not program.is_file():
                 raise TestError(f"{program} is not there: run `cargo build --release -p berth -p fake-nvml` first")
         machine.install(machine.missing_packages())
@@ -124,6 +124,7 @@ def _play_scenario(node: Node, scenario: Scenario, args: argparse.Namespace, log
         scenario.install(args.nvml_library)
         fake = FakeGpus(scenario.setup.gpus, args.nvml_library)
         berth = Berth(logs, args.berth, fake, scenario.setup, kubeconfig)
+        berth.guard_binary = args.guard
         if scenario.berth_first:
             berth.start()
         bench = Bench(node, berth, logs)
@@ -187,6 +188,7 @@ def _arguments() -> argparse.Namespace:
         description="Berth against a real kubelet. Needs root and Go; see tests/e2e/README.md."
     )
     parser.add_argument("--berth", type=Path, default=places.REPO / "target" / "release" / "berth")
+    parser.add_argument("--guard", type=Path, help="berth of another release, for the guard alone; default: --berth")
     parser.add_argument("--nvml-library", type=Path, help="libfake_nvml.so; default: beside berth")
     parser.add_argument("--containerd", default="build", metavar="build|path|FOLDER", help=_CONTAINERD_HELP)
     parser.add_argument(
@@ -194,6 +196,7 @@ def _arguments() -> argparse.Namespace:
     )
     args = parser.parse_args()
     args.berth = args.berth.resolve()
+    args.guard = (args.guard or args.berth).resolve()
     args.nvml_library = (args.nvml_library or args.berth.parent / "libfake_nvml.so").resolve()
     return args
 

@@ -69,6 +69,11 @@ fn line(rules: &Rules, answer: Option<Result<(GuardStatus, RuntimeView), String>
             "repair the cause, or set `enforce.memory: auto` and restart daemon and guard; until then no device with a \
              memory limit is granted on those GPUs",
         ),
+        None if support.gpus.is_empty() => Line::warn(
+            CHECK,
+            text,
+            "run the check again: the guard is still opening NVML, and no device with a memory limit is granted until then",
+        ),
         None => Line::ok(CHECK, text),
     }
 }

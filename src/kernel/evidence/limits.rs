@@ -177,8 +177,8 @@ impl Ledger {
             (Some(None), _) => None,
             (Some(Some(why)), _) | (None, Some(why)) => Some(Arc::clone(why)),
             (None, None) => {
-                let why = "the guard has not tried to set a memory limit on this GPU: NVML did not list the GPU when the guard \
-                           opened NVML. Restart the guard if this lasts longer than a minute";
+                let why = "the guard has not tried to set a memory limit on this GPU yet. If this lasts longer than a minute, \
+                           NVML did not list the GPU when the guard opened NVML: restart the guard";
                 Some(why.into())
             }
         }

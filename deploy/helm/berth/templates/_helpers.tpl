@@ -341,7 +341,7 @@ app.kubernetes.io/instance: {{ printf "%s-guard" .Release.Name | trunc 63 | quot
 {{- end -}}
 {{- end -}}
 {{- if $guard -}}
-{{- range list "guard" "enforce" "nvmlLibrary" -}}
+{{- range list "guard" "enforce" "gpus" "nvmlLibrary" -}}
 {{- if hasKey $file . -}}
 {{- $lines = append $lines (printf "%s.map.%s: has %s, and all nodes have one guard, which does not read these files; set config.%s" $prefix $key . .) -}}
 {{- end -}}

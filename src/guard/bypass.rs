@@ -194,7 +194,7 @@ impl BypassGuard {
             Ok(_) if found.verdict.is_not_stopped => self.record_unknown(bypass),
             Ok(_) => self.watch(pod, container, bypass, found.minors().ok(), note),
             Err(why) => {
-                self.watch(pod, container, ContainerBypass { why: why.clone(), ..bypass }, None, note)
+                self.watch(pod, container, ContainerBypass { why: why.clone(), ..bypass }, None, note);
             }
         }
     }

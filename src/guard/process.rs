@@ -145,7 +145,7 @@ async fn keep_session(mut plugin: Registered, mut deletions: watch::Receiver<Opt
             status.why = format!(
                 "the guard is registering at {}, and the container runtime has not answered yet",
                 nri_socket.display()
-            )
+            );
         });
         let began = Instant::now();
         let why = match UnixStream::connect(&nri_socket).await {

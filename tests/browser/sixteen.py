@@ -245,7 +245,7 @@ def pods_are_listed_each_with_a_drawer(watch: Watch, node: SixteenGpuNode) -> No
     expect(opened).to_contain_text(f"namespace {name.split('/')[0]}")
     expect(opened).to_contain_text(held["id"])
     expect(opened).to_contain_text("Placed by timeslice")
-    expect(opened).to_contain_text("nothing: it is only recorded")
+    expect(opened).to_contain_text("Limit enforced bynothing")
     check("pod=" in address(watch), "the address does not name the pod")
     indices = sorted(g["index"] for g in node.gpus() if g["uuid"] in held["gpus"])
     opened.get_by_role("button", name=f"GPU {indices[0]}", exact=True).click()

@@ -5,7 +5,14 @@ import { gpuButton, podButton, usageOf } from './row.js';
 import { canRemove, enforcerOf, search } from './words.js';
 
 /** Rows of the table: further pods are found by searching. */
-const ROWS = 300;
+const ROWS = 250;
+
+/** What holds a pod's containers to their limits, each once; empty if they have none. */
+function enforcers({ allocations }) {
+  const limits = allocations.flatMap((a) => a.limits ?? []);
+  const names = [...new Set(limits.map(enforcerOf))].join(', ');
+  return limits.some(canRemove) ? [`${names} `, badge('privileged', 'warn')] : names;
+}
 
 export function showPods(root, state, { route }) {
   const finds = search(route.get('q'));
@@ -23,7 +30,7 @@ export function showPods(root, state, { route }) {
         return [podButton(pod, open),
           pod.gpus.map((gpu) => el('span', { class: ['unhealthy', 'vanished'].includes(gpu.health.state) ? 'on-bad' : undefined }, gpuButton(gpu, route))),
           pod.allocations.map((a) => el('div', {}, `${a.devices.length} × ${a.resource}`)), pod.uses.map(({ numbers, badges }) => el('div', {}, numbers, badges)),
-          pod.allocations.some(({ limits }) => limits) ? pod.allocations.map(({ limits }) => el('div', {}, limits && enforcerOf(limits), limits && canRemove(limits) && badge('privileged', 'warn'))) : '',
+          enforcers(pod),
           ageOf(pod.allocations[0].grantedAt),
           button('Explain', () => open(pod.key), { kind: 'small', name: `Explain: ${pod.key}` })];
       }), 'stacked pods')];

@@ -31,6 +31,7 @@ sys.path.insert(2, str(Path(__file__).resolve().parents[2] / "deploy" / "image")
 
 import build  # noqa: E402
 import chart  # noqa: E402
+import containerd  # noqa: E402
 import controlplane  # noqa: E402
 import debian  # noqa: E402
 import images  # noqa: E402
@@ -639,6 +640,51 @@ class Deployed:
             raise TestError("the pod or the daemon's process was replaced")
         return f"{_WHOLE}=2, one held; then {_SHARED}=4, then 8"
 
+    def the_chart_runs_the_guard(self) -> str:
+        """In its own DaemonSet: it knows holders, refuses a pod that names all GPUs, and is updated as docs/guard.md says."""
+        self.cluster.kubectl("-n", BERTH, "delete", "daemonset", "--all", "--wait")
+        until("the pod is gone", 60, lambda: not self._pods())
+        shutil.rmtree(_STATE, ignore_errors=True)
+        guard = {
+            "socket": str(places.RUN / "guard-pod" / "guard.sock"),
+            "nriSocket": str(places.NRI_SOCKET),
+            "cgroupRoot": str(machine.CGROUP2),
+        }
+        config = {"gpus": "sim:2xh100", "guard": guard, "bypass": {"action": "deny"}}
+        # The guard alone: the API server's warning of a bypass has its own case.
+        self.cluster.kubectl("delete", "validatingadmissionpolicybinding", "berth-bypass", "--ignore-not-found")
+        self._install({"guard": {"enabled": True}, "config": config, "bypassPolicy": {"enabled": False}})
+        here = ["pod", "-n", BERTH, "-l", "app.kubernetes.io/name=berth-guard"]
+        here += ["--field-selector", f"spec.nodeName={kubelet.NODE_NAME}"]
+        self._ready("berth")
+        self._allocatable({_WHOLE: 2})
+
+        def connected() -> bool:
+            status = json.loads(self._cli("-o", "json", "node", "show"))["guard"]
+            if not status["connected"] or status.get("bypassAction") != "deny":
+                raise TestError(f"the API shows {status}")
+            return True
+
+        until("the guard is connected, and knows what to refuse", 120, connected)
+        pod = self.node.run(Pod("drained", [Container("main", {_WHOLE: 1})], restart="Never"))
+        pod.started("main")
+        holder = self._holder()["holder"]
+        if (holder["container"], holder["podUid"]) != ("main", pod.uid):
+            raise TestError(f"the holder is {holder}")
+        takes = self.node.run(Pod("takes", [Container("main", {}, env={"NVIDIA_VISIBLE_DEVICES": "all"})]))
+
+        def refused() -> bool:
+            statuses = self.node.status(takes)["status"].get("containerStatuses", [])
+            return any(_WHOLE in s["state"].get("waiting", {}).get("message", "") for s in statuses)
+
+        until("the pod that names all GPUs is refused", 60, refused)
+        self.node.delete(takes)
+        self.cluster.kubectl("delete", *here)
+        until("the next guard is connected", 120, connected)
+        pod.beats("main")
+        self.node.delete(pod)
+        return "bypass=denied"
+
     CASES = (
         manifests_are_taken,
         expressions_have_types,
@@ -659,6 +705,7 @@ class Deployed:
         a_node_gets_what_its_profile_says,
         a_label_chooses_among_files_of_nvidias_plugin,
         a_changed_configmap_changes_sharing_while_a_pod_runs,
+        the_chart_runs_the_guard,
     )
 
     # By what means
@@ -673,7 +720,10 @@ class Deployed:
             "extraEnv": [{"name": name, "value": value} for name, value in address.items()],
         }
         rendered = places.RUN / "rendered.yaml"
-        rendered.write_text("---\n".join(chart.render({**here, **values})), encoding="utf-8")
+        text = "---\n".join(chart.render({**here, **values}))
+        # This cluster has no network for pods, and the guard needs none.
+        text = text.replace("\n      # The runtime gives process ids of the host.\n", "\n      hostNetwork: true\n")
+        rendered.write_text(text, encoding="utf-8")
         self.cluster.kubectl("-n", BERTH, "apply", "-f", rendered)
 
     def _apply(self, manifest: str) -> None:
@@ -958,11 +1008,12 @@ def main() -> int:
         if not args.image and not args.berth.is_file():
             raise TestError(f"{args.berth} is not there: run `cargo build --release` first")
         machine.install(machine.missing_packages())
-        for module in (kubelet.MODULE, controlplane.ETCD, controlplane.MODULE):
+        for module in (kubelet.MODULE, containerd.MODULE, controlplane.ETCD, controlplane.MODULE):
             module.build()
         shutil.rmtree(args.logs, ignore_errors=True)
         args.logs.mkdir(parents=True)
-        with Node(args.logs) as node:
+        # One that has NRI.
+        with Node(args.logs, str(containerd.MODULE.folder)) as node:
             note(f"kubelet {kubelet.MODULE.version}; logs in {args.logs}")
             archive = args.image or _image_of(args.berth.resolve())
             image = oci.inspect(archive)

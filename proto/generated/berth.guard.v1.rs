@@ -216,9 +216,9 @@ pub struct BypassRules {
     /// UIDs of the pods that have claims, by which they may have GPUs.
     #[prost(string, repeated, tag = "6")]
     pub pods_with_claims: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
-    /// The pods that the daemon knows: whether another one has claims is not
-    /// known. Absent if the daemon has no source of pods; also while the only
-    /// one, the kubelet's Pods API, has not answered yet.
+    /// The pods that the daemon has seen. Of any other pod it is not known
+    /// whether it has claims. Absent if the daemon has no source of pods; also
+    /// while the only one, the kubelet's Pods API, has not answered yet.
     #[prost(message, optional, tag = "7")]
     pub known_pods: ::core::option::Option<KnownPods>,
 }

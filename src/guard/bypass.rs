@@ -87,7 +87,7 @@ struct Found {
     verdict: Verdict,
     /// What was allocated to it, or why that is not known: the verdict is then that on one to which nothing was allocated.
     allocated: Result<Allocated, String>,
-    /// The verdict if its pod has claims, where that is not known and another one.
+    /// The verdict if its pod had claims; set only if it is not known whether it has, and that verdict differs.
     if_claiming: Option<Verdict>,
 }
 

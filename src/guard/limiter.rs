@@ -527,8 +527,8 @@ impl Starting {
         let max = if limiter.is_required { waits.suspend_required } else { waits.suspend };
         tracing::warn!(
             container = id,
-            "NVML did not answer within {} ms, or is still being opened: the first process of the container is suspended until its memory limits \
-             are set, for at most {} s",
+            "NVML did not answer within {} ms, or is still being opened: the first process of the container is \
+             suspended until its memory limits are set, for at most {} s",
             waits.answer.as_millis(),
             max.as_secs()
         );

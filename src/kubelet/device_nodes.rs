@@ -136,6 +136,14 @@ mod tests {
     }
 
     #[test]
+    fn an_empty_folder_is_no_mounted_driver_root() {
+        let folder = tempfile::tempdir().unwrap();
+        let edits = edits(folder.path());
+        std::fs::create_dir(&edits.driver_root_in_container).unwrap();
+        assert_eq!(edits.driver_folder(), HostFolder::same("/run/nvidia/driver"));
+    }
+
+    #[test]
     fn the_device_root_comes_before_the_driver_root() {
         let folder = tempfile::tempdir().unwrap();
         let dev_root = folder.path().join("dev-root");

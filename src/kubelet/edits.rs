@@ -7,6 +7,7 @@ use berth_kernel::hardware::gpu::Part;
 use berth_kernel::ids::names::Resource;
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
 use std::path::{Path, PathBuf};
 
 /// How GPUs are passed to a container. NVIDIA's names.
@@ -124,9 +125,10 @@ impl Edits {
     }
 
     /// The driver root; where nothing is mounted for it, this process runs on the host and sees it by the host's path.
+    /// An empty folder has nothing mounted.
     #[must_use]
     pub fn driver_folder(&self) -> HostFolder {
-        if self.driver_root_in_container.is_dir() {
+        if fs::read_dir(&self.driver_root_in_container).is_ok_and(|mut entries| entries.next().is_some()) {
             return HostFolder {
                 seen: self.driver_root_in_container.clone(),
                 host: self.driver_root.clone(),

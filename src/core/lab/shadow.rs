@@ -65,8 +65,8 @@ impl Shadows {
         Some(state.1.remove(index))
     }
 
-    /// Calls each shadow for a decision that the journal has under the number `seq`, without holding the lock. Skips
-    /// the calls if `busy`.
+    /// Calls each shadow that had begun for a decision that the journal has under the number `seq`, without holding the
+    /// lock. Skips the calls if `busy`.
     pub(crate) fn compare(
         &self,
         note: &NewDecision,
@@ -74,7 +74,9 @@ impl Shadows {
         policies: &dyn PolicyRuntime,
         busy: bool,
     ) {
-        for shadow in self.all() {
+        // A decision waits for the recorder: one that was made before a shadow began is not the shadow's.
+        let begun = self.all().into_iter().filter(|shadow| shadow.since.mono_ms <= note.now.mono_ms);
+        for shadow in begun {
             let comparison = (!busy).then(|| compare_answer(&shadow.candidate, note, policies));
             let mut state = self.0.lock();
             // The shadow may have been removed meanwhile.

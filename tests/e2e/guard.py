@@ -222,9 +222,17 @@ def start_other_plugin(bench: Bench) -> Process:
     if not program.exists():
         source = REPO / "tests" / "nri"
         process.run([machine.go(), "build", "-C", source, "-o", program, "./beside"], "build a plugin", seconds=600)
-    other = Process("beside", [program, NRI_SOCKET], bench.logs / "beside.log")
+    log = bench.logs / "beside.log"
+    other = Process("beside", [program, NRI_SOCKET], log)
     other.start()
     bench.at_end.append(other.stop)
+
+    def is_registered() -> bool:
+        other.check()
+        since_start = log.read_text(encoding="utf-8", errors="replace").rpartition("\n--- ")[2]
+        return "synchronized" in since_start
+
+    until("the other plugin is registered", CONNECTED_SECONDS, is_registered)
     return other
 
 

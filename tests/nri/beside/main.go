@@ -18,6 +18,12 @@ const visibleDevices = "NVIDIA_VISIBLE_DEVICES"
 
 type plugin struct{}
 
+// Synchronize is the last step of the registration: containers that are created after it are changed.
+func (plugin) Synchronize(context.Context, []*api.PodSandbox, []*api.Container) ([]*api.ContainerUpdate, error) {
+	log.Print("synchronized")
+	return nil, nil
+}
+
 func (plugin) CreateContainer(_ context.Context, _ *api.PodSandbox, container *api.Container) (*api.ContainerAdjustment, []*api.ContainerUpdate, error) {
 	adjusted := &api.ContainerAdjustment{}
 	adjusted.AddEnv("BESIDE", "yes")

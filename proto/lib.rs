@@ -9,7 +9,7 @@ pub mod v1beta1 {
     include!("generated/v1beta1.rs");
 }
 
-/// The Pods API.
+/// The Pods API, and the health of DRA devices as kubelets before 1.40 ask for it.
 #[allow(missing_docs, unreachable_pub, clippy::all, clippy::pedantic, clippy::unwrap_used)]
 pub mod v1alpha1 {
     include!("generated/v1alpha1.rs");
@@ -39,10 +39,22 @@ pub mod core {
     include!("generated/k8s.io.api.core.v1.rs");
 }
 
-/// The pod resources API.
+/// The pod resources API, and the health of DRA devices.
 #[allow(missing_docs, unreachable_pub, clippy::all, clippy::pedantic, clippy::unwrap_used)]
 pub mod v1 {
     include!("generated/v1.rs");
+}
+
+/// The API of DRA drivers.
+#[allow(missing_docs, unreachable_pub, clippy::all, clippy::pedantic, clippy::unwrap_used)]
+pub mod dra {
+    include!("generated/k8s.io.kubelet.pkg.apis.dra.v1.rs");
+}
+
+/// The registration of plugins that the kubelet finds by their sockets.
+#[allow(missing_docs, unreachable_pub, clippy::all, clippy::pedantic, clippy::unwrap_used)]
+pub mod plugin_registration {
+    include!("generated/pluginregistration.rs");
 }
 
 #[cfg(test)]

@@ -343,6 +343,13 @@ impl<'v> Sources<'v> {
             allocation.devices.iter().flat_map(|id| ledger.holders_of(&allocation.resource, id));
         own.is_some() && holders.all(|holder| *holder <= allocation.id || uid_of(*holder) == own)
     }
+
+    /// Whether newer live allocations give its pod each of its devices again.
+    pub(super) fn is_granted_again(&self, ledger: &Ledger, allocation: &Allocation) -> bool {
+        let newest = |id| ledger.holders_of(&allocation.resource, id).last();
+        let has_newer = |id| newest(id).is_some_and(|newest| *newest != allocation.id);
+        allocation.devices.iter().all(has_newer) && self.newest_shares_pod(ledger, allocation)
+    }
 }
 
 /// Whether this container of `List` is known to be that of another pod with an allocation of the same devices.

@@ -186,7 +186,7 @@ impl<'a> Pass<'a> {
     fn judge(&self, allocation: &Allocation, evidence: &Evidence, sighting: &Sighting) -> Outcome {
         let (view, timing, at) = (self.view, self.timing, self.at);
         let runtime_state = self.ledger.runtime_state_of(allocation);
-        let is_replaced = evidence.reissued && self.sources.newest_shares_pod(self.ledger, allocation);
+        let is_replaced = evidence.reissued && self.sources.is_granted_again(self.ledger, allocation);
         if runtime_state == RuntimeState::Exists && !is_replaced {
             return Outcome::Alive;
         }

@@ -166,14 +166,12 @@ async fn a_pass_before_the_refusal_finds_that_the_holder_has_ended() {
     node.kubelet.delete(&uid);
     let mut client = dial_whole(&node).await;
     let deadline = std::time::Instant::now() + SOON;
-    let mut tries = 0;
-    // Each refusal runs one reconcile pass; the second pass, late enough, proves the end.
+    // Each refusal runs one reconcile pass; the second pass, late enough, proves the end. On a busy machine the pass that
+    // found the UID can be the first.
     while client.allocate(allocate(&["GPU-0"])).await.is_err() {
-        tries += 1;
         assert!(std::time::Instant::now() < deadline);
         tokio::time::sleep(std::time::Duration::from_millis(60)).await;
     }
-    assert!(tries >= 1);
     assert!(node.kubelet.calls(Rpc::List, "").count >= 2);
 }
 

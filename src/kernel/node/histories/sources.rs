@@ -23,10 +23,15 @@ impl World {
         holders.any(|held| held.uid == uid) || self.without_gpu.iter().any(|(known, _)| known == uid)
     }
 
-    /// Live allocations whose pod is known and has stopped.
+    /// Live allocations whose pod is known and has stopped, except those whose name a running pod has that was deleted
+    /// by force: `List` shows the name, and no source shows whose it is while that pod has init containers alone.
     pub(super) fn held_by_stopped_pods(&self) -> Vec<&Arc<Allocation>> {
-        let has_stopped =
-            |a: &&Arc<Allocation>| a.holder.pod_uid.as_ref().is_some_and(|uid| !self.is_running(uid));
+        let deleted = self.pods.iter().filter(|held| self.sources.force_deleted.contains(&held.uid));
+        let names: BTreeSet<&String> = deleted.map(|held| &held.name).collect();
+        let has_stopped = |a: &&Arc<Allocation>| {
+            a.holder.pod_uid.as_ref().is_some_and(|uid| !self.is_running(uid))
+                && a.holder.pod.as_ref().is_none_or(|name| !names.contains(name))
+        };
         self.ledger.live.values().filter(has_stopped).collect()
     }
 

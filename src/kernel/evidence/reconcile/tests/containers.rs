@@ -122,3 +122,18 @@ fn newer_records_of_the_same_pod_end_an_older_one_although_its_container_exists(
     let ended = reconcile(&mut ledger, &again(50_000), 50_000).ended;
     assert_eq!(ended, [(id(1), EndReason::Superseded)]);
 }
+
+#[test]
+fn the_end_of_the_newer_record_does_not_end_an_older_one_whose_container_exists() {
+    let mut ledger = node();
+    grant(&mut ledger, 1, &[0], 0);
+    show(&mut ledger, &[1], 10);
+    // The kubelet gave the device to another pod, too, and an operator ended that pod's allocation.
+    grant(&mut ledger, 2, &[0], 1_000);
+    let ended = Change::Ended { id: id(2), reason: EndReason::Operator };
+    ledger.apply(&Entry { at: at(2_000), changes: vec![ended] });
+    for when in [40_000, 50_000, 60_000] {
+        let of_other = view(when, vec![entry("other", "c", &[0], Some(2))], vec![hold("q", "c", &[0])]);
+        assert_eq!(reconcile(&mut ledger, &of_other, when).ended, []);
+    }
+}

@@ -11,7 +11,7 @@ use crate::evidence::kubelet_view::{CheckpointEntry, ReconcileView};
 use crate::evidence::pods::PodState;
 use crate::evidence::runtime::RuntimeState;
 use crate::evidence::sighting::{BlockedEnds, Sighting};
-use crate::grants::allocation::{Allocation, Decision, EndReason, Holder};
+use crate::grants::allocation::{Allocation, Decision, EndReason, Holder, Origin};
 use crate::ids::names::{AllocationId, DeviceId, Resource};
 use crate::ids::time::{Now, Timing};
 use crate::node::change::{Change, Entry};
@@ -51,7 +51,11 @@ pub fn plan(ledger: &Ledger, view: &ReconcileView, timing: &Timing, now: Now) ->
     for (id, allocation) in ledger.live.iter() {
         let sighting = ledger.sightings.get(id).copied();
         let sighting = sighting.unwrap_or_else(|| Sighting::restored(&allocation.holder, now));
-        pass.examine(*id, allocation, sighting);
+        match allocation.origin {
+            Origin::DevicePlugin => pass.examine(*id, allocation, sighting),
+            // The kubelet says itself when a claim ends, and neither its `List` of devices nor its checkpoint has claims.
+            Origin::Claim(_) => drop(pass.plan.sightings.insert(*id, sighting)),
+        }
     }
     let Pass { mut plan, missed, seen_any, .. } = pass;
     if seen_any {
@@ -60,7 +64,7 @@ pub fn plan(ledger: &Ledger, view: &ReconcileView, timing: &Timing, now: Now) ->
     }
     // The pods source is decisive where it knows the state of every pod.
     let is_certain = |a: &Allocation| ledger.pod_state_of(a) != PodState::Unknown;
-    if ledger.live.values().all(|a| a.holder.is_unknown() || is_certain(a)) {
+    if of_device_plugin(ledger).all(|a| a.holder.is_unknown() || is_certain(a)) {
         plan.ends_withheld = None;
     }
     decide_ends(ledger, view, missed, seen_any, &mut plan);
@@ -68,6 +72,11 @@ pub fn plan(ledger: &Ledger, view: &ReconcileView, timing: &Timing, now: Now) ->
         plan.adopted = unknown_holdings(ledger, view);
     }
     plan
+}
+
+/// The live allocations that reconcile passes end.
+fn of_device_plugin(ledger: &Ledger) -> impl Iterator<Item = &Allocation> {
+    ledger.live.values().map(AsRef::as_ref).filter(|a| a.origin == Origin::DevicePlugin)
 }
 
 /// One pass over the live allocations.
@@ -255,7 +264,7 @@ fn decide_ends(
     let restarted = view.kubelet.map(|k| k.created_wall_ms) != ledger.kubelet_seen_wall_ms;
     let missed_known = missed.iter().filter(|(id, _)| had_holder(id)).count();
     let ended = |id: &AllocationId| plan.ended.iter().any(|(e, _)| e == id);
-    let all_known = ledger.live.keys().filter(|id| had_holder(id) && !ended(id)).count();
+    let all_known = of_device_plugin(ledger).filter(|a| !a.holder.is_unknown() && !ended(&a.id)).count();
     if !seen_any && restarted && missed_known >= 2 && missed_known == all_known {
         let reason = format!(
             "all {missed_known} allocations vanished across a kubelet restart; none of them ends until the kubelet \
@@ -278,7 +287,7 @@ fn unknown_holdings(ledger: &Ledger, view: &ReconcileView) -> Vec<CheckpointEntr
     // overlapped by the adoption (I7).
     let known = |c: &CheckpointEntry| {
         c.allocation.is_some_and(|id| ledger.live.contains_key(&id))
-            || ledger.live.values().any(|a| {
+            || of_device_plugin(ledger).any(|a| {
                 a.resource == c.resource
                     && a.devices == c.devices
                     && a.holder.pod_uid.as_ref().is_none_or(|uid| *uid == c.pod_uid)
@@ -370,6 +379,7 @@ fn adopt(ledger: &Ledger, holdings: &[CheckpointEntry], now: Now, changes: &mut 
             resource: holding.resource.clone(),
             devices: holding.devices.clone(),
             granted_wall_ms: now.wall_ms,
+            origin: Origin::DevicePlugin,
             holder: Holder {
                 pod_uid: Some(holding.pod_uid.clone()),
                 container: Some(holding.container.clone()),
@@ -414,7 +424,7 @@ fn find_blocked_ends(
     timing: &Timing,
     now: Now,
 ) -> Option<BlockedEnds> {
-    let live = || ledger.live.values().filter(|a| !plan.ended.iter().any(|(id, _)| *id == a.id));
+    let live = || of_device_plugin(ledger).filter(|a| !plan.ended.iter().any(|(id, _)| *id == a.id));
     let known = ledger.blocked_ends.as_deref();
     if let Some(cause) = &plan.ends_withheld {
         let since_wall_ms =

@@ -4,7 +4,7 @@ use crate::evidence::limits::Enforcement;
 use crate::evidence::pods::PodState;
 use crate::evidence::reconcile::{end_changes, reset_breaker};
 use crate::evidence::runtime::RuntimeState;
-use crate::grants::allocation::{Allocation, Decision, EndReason, Holder, LIVE_ALLOCATIONS_MAX};
+use crate::grants::allocation::{Allocation, Decision, EndReason, Holder, LIVE_ALLOCATIONS_MAX, Origin};
 use crate::grants::pod_candidates::candidates;
 use crate::ids::names::{AllocationId, DeviceId, PartId};
 use crate::ids::time::Now;
@@ -124,7 +124,8 @@ fn counted_denial(
     }
 }
 
-fn check_answer(
+/// The decision on a stack's answer: who allows the request on which terms, or why it is refused.
+pub(crate) fn check_answer(
     ledger: &Ledger,
     answer: &StackAnswer,
     answer_is_final: bool,
@@ -141,7 +142,11 @@ fn check_answer(
 }
 
 /// Whether the memory limit of a policy's answer can be enforced, under `enforce.memory: require`.
-fn check_enforceable(ledger: &Ledger, request: &AdmitRequest, terms: &Terms) -> Result<(), Refusal> {
+pub(crate) fn check_enforceable(
+    ledger: &Ledger,
+    request: &AdmitRequest,
+    terms: &Terms,
+) -> Result<(), Refusal> {
     if terms.limits.memory_mib.is_none() || ledger.rules.enforcement != Enforcement::Require {
         return Ok(());
     }
@@ -165,6 +170,7 @@ fn new_allocation(
         resource: request.resource.clone(),
         devices: request.devices.clone(),
         granted_wall_ms: now.wall_ms,
+        origin: Origin::DevicePlugin,
         holder: Holder::default(),
         overlapped: false,
         decision: Decision { by, reason: terms.reason, environment: terms.environment, limits: terms.limits },
@@ -172,15 +178,12 @@ fn new_allocation(
     }
 }
 
-/// Checks invariants I2 and I4, and that only listed devices are granted.
+/// Checks invariants I2 and I4, and that only listed devices are granted which no claim holds.
 fn check_grantable_request(ledger: &Ledger, request: &AdmitRequest, attempt: Attempt) -> Result<(), Refusal> {
-    if ledger.live.len() >= LIVE_ALLOCATIONS_MAX {
-        return Err(Refusal::LedgerFull { limit: LIVE_ALLOCATIONS_MAX });
-    }
+    check_room(ledger)?;
     if let Some(why) = &ledger.device_access.no_strategy {
         return Err(Refusal::NoDeviceStrategy { why: Arc::clone(why) });
     }
-    let mut wanted: BTreeMap<&PartId, (&PartState, Taken, &DeviceId)> = BTreeMap::new();
     for id in &request.devices {
         let unknown = || Refusal::UnknownDevice { resource: request.resource.clone(), device: id.clone() };
         let part = ledger.part(&id.part).ok_or_else(unknown)?;
@@ -198,9 +201,32 @@ fn check_grantable_request(ledger: &Ledger, request: &AdmitRequest, attempt: Att
                 return Err(Refusal::NotOffered { resource: request.resource.clone(), device: id.clone() });
             }
         }
-        if device.held() {
-            continue;
+        // The kubelet gives a device that a pod holds to the next container of that pod, but knows nothing of claims.
+        let newest = device.holders.last().and_then(|holder| ledger.live.get(holder));
+        if let Some(by) = newest.filter(|newest| newest.origin.claim().is_some()) {
+            return Err(Refusal::Held { device: id.clone(), by: by.id, resource: by.resource.clone() });
         }
+    }
+    check_counters(ledger, request)
+}
+
+/// Whether the ledger has room for one more allocation.
+pub(crate) fn check_room(ledger: &Ledger) -> Result<(), Refusal> {
+    if ledger.live.len() >= LIVE_ALLOCATIONS_MAX {
+        return Err(Refusal::LedgerFull { limit: LIVE_ALLOCATIONS_MAX });
+    }
+    Ok(())
+}
+
+/// Checks that the parts have what the request's devices take beside all that is held (I2). A device that is held takes
+/// nothing more.
+pub(crate) fn check_counters(ledger: &Ledger, request: &AdmitRequest) -> Result<(), Refusal> {
+    let mut wanted: BTreeMap<&PartId, (&PartState, Taken, &DeviceId)> = BTreeMap::new();
+    for id in &request.devices {
+        let Some(part) = ledger.part(&id.part) else { continue };
+        let Some(device) = part.device(&request.resource, id.share).filter(|device| !device.held()) else {
+            continue;
+        };
         let sum = wanted.entry(&id.part).or_insert_with(|| (part, ledger.taken(part), id));
         sum.1 = sum.1.plus(device.consumes);
     }

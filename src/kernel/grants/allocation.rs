@@ -1,8 +1,10 @@
 //! The devices granted to one container, and how the grant ended.
 
+use crate::grants::claim::ClaimRequest;
 use crate::ids::names::{AllocationId, DeviceId, PartId, Resource};
 use crate::policy::decider::Decider;
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 /// Most devices of one allocation: every device of the largest node (16 GPUs x 128).
 pub const DEVICES_PER_ALLOCATION_MAX: usize = 2048;
@@ -22,7 +24,10 @@ pub struct Allocation {
     pub devices: Vec<DeviceId>,
     /// When it was granted, milliseconds since 1970.
     pub granted_wall_ms: u64,
-    /// The pod and container that hold it, as far as the sources have shown.
+    /// The API of the kubelet through which it was granted.
+    pub origin: Origin,
+    /// The pod and container that hold it, as far as the sources have shown; of a claim, the first pod that it is reserved
+    /// for.
     pub holder: Holder,
     /// A later grant includes some of its devices, and no reconcile pass has yet shown which of the two
     /// is still in use (I7).
@@ -38,6 +43,45 @@ impl Allocation {
     #[must_use]
     pub fn parts(&self) -> BTreeSet<&PartId> {
         self.devices.iter().map(|id| &id.part).collect()
+    }
+
+    /// Whether it is of this claim.
+    #[must_use]
+    pub fn is_of_claim(&self, uid: &str) -> bool {
+        self.origin.claim().is_some_and(|request| request.claim.uid == uid)
+    }
+}
+
+/// The API of the kubelet through which an allocation was granted. Each has its own evidence of when the allocation ends.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Origin {
+    /// The device plugin API: Allocate, for one container.
+    #[default]
+    DevicePlugin,
+    /// The DRA API: NodePrepareResources, for the containers that use a request of a claim.
+    Claim(Arc<ClaimRequest>),
+}
+
+impl Origin {
+    /// The claim's request; `None` for a grant of the device plugin.
+    #[must_use]
+    pub fn claim(&self) -> Option<&ClaimRequest> {
+        match self {
+            Self::DevicePlugin => None,
+            Self::Claim(request) => Some(request),
+        }
+    }
+
+    /// The holder that it names: the first pod of a claim. That of a grant of the device plugin is learned later.
+    #[must_use]
+    pub fn holder(&self) -> Holder {
+        let Some(ClaimRequest { claim, pods, .. }) = self.claim() else { return Holder::default() };
+        pods.first().map_or_else(Holder::default, |pod| Holder {
+            namespace: Some(claim.namespace.clone()),
+            pod: Some(pod.name.clone()),
+            pod_uid: Some(pod.uid.clone()),
+            container: None,
+        })
     }
 }
 
@@ -137,7 +181,7 @@ pub struct End {
 /// The rules by which an allocation ends. There are no others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EndReason {
-    /// Two reconcile passes found that its pod is gone.
+    /// Two reconcile passes found that its pod is gone; or, of a claim, the kubelet has unprepared it.
     Released,
     /// Two reconcile passes found that no pod ever held it: the kubelet dropped Berth's answer.
     NeverStarted,

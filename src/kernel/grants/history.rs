@@ -3,14 +3,15 @@
 //! The ledger is cloned for every snapshot and changed by every end, and the history may hold ten thousand
 //! allocations. They are therefore stored in chunks that snapshots share, and an end copies one chunk.
 //! Common values (resource, devices, namespace, container, decision) are in memory once, and the pod names
-//! of a chunk are one string. An ended allocation takes 150 bytes; a live one takes 0.8 KiB in a dozen heap
-//! blocks, each of which could keep a page of the heap in use.
+//! of a chunk are one string. An ended allocation takes 150 bytes, and one of a claim its request in addition; a live
+//! one takes 0.8 KiB in a dozen heap blocks, each of which could keep a page of the heap in use.
 //!
 //! A pruned allocation is deleted from the store with the same write. Pruning is safe: the history has no
 //! live allocation, the store's counter stays above every number that was used, and those ended allocations
 //! that a source may show again are pruned last ([`EndedAllocation::may_be_shown_again`]).
 
-use crate::grants::allocation::{Allocation, Decision, End, EndReason, Holder};
+use crate::grants::allocation::{Allocation, Decision, End, EndReason, Holder, Origin};
+use crate::grants::claim::{Claim, ClaimRequest};
 use crate::ids::names::{AllocationId, DeviceId, Resource};
 use std::borrow::Borrow;
 use std::collections::{BTreeSet, VecDeque};
@@ -139,9 +140,20 @@ impl History {
         // The full capacity at once: growth by doubling leaves as much freed memory behind.
         chunk.entries.reserve_exact(CHUNK - chunk.entries.len());
         let &Allocation { id, granted_wall_ms, overlapped, .. } = allocation;
+        let origin = allocation.origin.clone();
         let (pod, pod_uid) = (&allocation.holder.pod, &allocation.holder.pod_uid);
         let (pod, pod_uid) = (chunk.append(pod.as_deref()), chunk.append(pod_uid.as_deref()));
-        chunk.entries.push(Entry { id, granted_wall_ms, ended, overlapped, devices, common, pod, pod_uid });
+        chunk.entries.push(Entry {
+            id,
+            granted_wall_ms,
+            ended,
+            origin,
+            overlapped,
+            devices,
+            common,
+            pod,
+            pod_uid,
+        });
         self.bytes += weight(allocation);
         self.len += 1;
     }
@@ -208,6 +220,8 @@ pub struct Entry {
     pub granted_wall_ms: u64,
     /// How and when it ended.
     pub ended: End,
+    /// The API of the kubelet through which it was granted.
+    pub origin: Origin,
     overlapped: bool,
     devices: Arc<[DeviceId]>,
     common: Arc<Common>,
@@ -319,6 +333,7 @@ impl<'h> EndedAllocation<'h> {
             resource: common.resource.clone(),
             devices: self.entry.devices.to_vec(),
             granted_wall_ms: self.entry.granted_wall_ms,
+            origin: self.entry.origin.clone(),
             holder: Holder {
                 namespace: common.namespace.clone(),
                 pod: self.pod().map(Into::into),
@@ -352,7 +367,7 @@ impl<'h> EndedAllocation<'h> {
     fn weight(self) -> usize {
         let Common { resource, namespace, container, decision } = &*self.entry.common;
         let held = [namespace.as_deref(), self.pod(), self.pod_uid(), container.as_deref()];
-        record_len(resource, &self.entry.devices, held, decision)
+        record_len(resource, &self.entry.devices, held, &self.entry.origin, decision)
     }
 }
 
@@ -360,16 +375,17 @@ impl<'h> EndedAllocation<'h> {
 /// six.
 #[must_use]
 pub fn weight(allocation: &Allocation) -> usize {
-    let Allocation { resource, devices, holder, decision, .. } = allocation;
+    let Allocation { resource, devices, origin, holder, decision, .. } = allocation;
     let Holder { namespace, pod, pod_uid, container } = holder;
     let held = [namespace.as_deref(), pod.as_deref(), pod_uid.as_deref(), container.as_deref()];
-    record_len(resource, devices, held, decision)
+    record_len(resource, devices, held, origin, decision)
 }
 
 fn record_len(
     resource: &Resource,
     devices: &[DeviceId],
     held: [Option<&str>; 4],
+    origin: &Origin,
     decision: &Decision,
 ) -> usize {
     /// Key, field names, numbers and times.
@@ -382,6 +398,8 @@ fn record_len(
     const TEXT: usize = 3;
     /// `["",""],`
     const PAIR: usize = 8;
+    /// `"claim":{"uid":"","namespace":"","name":"","request":"","pods":[]},`
+    const CLAIM: usize = 72;
     let parts: usize = devices
         .chunk_by(|a, b| a.part == b.part)
         .map(|of_part| PART + of_part[0].part.as_str().len() + of_part.len() * SHARE)
@@ -389,7 +407,13 @@ fn record_len(
     let by: usize = decision.by.iter().map(|by| json_len(by.as_str()) + TEXT).sum();
     let environment: usize = decision.environment.iter().map(|(k, v)| json_len(k) + json_len(v) + PAIR).sum();
     let held: usize = held.into_iter().flatten().map(json_len).sum();
-    FRAME + resource.as_str().len() + parts + held + by + environment + json_len(&decision.reason)
+    let claim = origin.claim().map_or(0, |request| {
+        let ClaimRequest { claim: Claim { uid, namespace, name }, request, pods } = request;
+        let texts: usize = [uid, namespace, name, request].into_iter().map(|text| json_len(text)).sum();
+        let pods = pods.iter().map(|pod| json_len(&pod.uid) + json_len(&pod.name) + PAIR);
+        CLAIM + texts + pods.sum::<usize>()
+    });
+    FRAME + resource.as_str().len() + parts + held + claim + by + environment + json_len(&decision.reason)
 }
 
 /// The length of `text` in JSON.

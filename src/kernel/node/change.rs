@@ -6,6 +6,7 @@ use crate::evidence::pods::PodsView;
 use crate::evidence::runtime::RuntimeView;
 use crate::evidence::sighting::{BlockedEnds, Sighting};
 use crate::grants::allocation::{Allocation, EndReason, Holder};
+use crate::grants::claim::ClaimPod;
 use crate::hardware::device_access::DeviceAccess;
 use crate::hardware::gpu::{Links, Part, ScanError, UnidentifiedGpu, Usage};
 use crate::hardware::health::Health;
@@ -110,6 +111,13 @@ pub enum Change {
         /// The fields that the source showed.
         holder: Holder,
     },
+    /// A claim of an allocation is reserved for other pods.
+    ClaimPodsChanged {
+        /// The allocation.
+        id: AllocationId,
+        /// The pods.
+        pods: Vec<ClaimPod>,
+    },
     /// An overlap is resolved: both allocations are of one pod (I7).
     OverlapResolved(AllocationId),
     /// An allocation ended.
@@ -174,6 +182,7 @@ impl Change {
             | Self::Delisted(_)
             | Self::Granted(_)
             | Self::HolderLearned { .. }
+            | Self::ClaimPodsChanged { .. }
             | Self::OverlapResolved(_)
             | Self::Ended { .. }
             | Self::Pruned(_)

@@ -5,6 +5,7 @@ use crate::drain::marks::{Author, Order, Owners};
 use crate::evidence::kubelet_view::ReconcileView;
 use crate::evidence::pods::PodsView;
 use crate::evidence::runtime::RuntimeView;
+use crate::grants::prepare::ClaimToPrepare;
 use crate::hardware::device_access::DeviceAccess;
 use crate::hardware::gpu::Inventory;
 use crate::hardware::judgement::TriagedReading;
@@ -34,6 +35,18 @@ pub enum Command {
         evaluated: Option<u64>,
         /// Whether a reconcile pass may still clear a refusal.
         attempt: Attempt,
+    },
+    /// The kubelet's NodePrepareResources for one claim, with the stack's answers.
+    Prepare {
+        /// The claim.
+        claim: ClaimToPrepare,
+        /// As for [`Self::Allocate`].
+        evaluated: Option<u64>,
+    },
+    /// The kubelet's NodeUnprepareResources for one claim.
+    Unprepare {
+        /// The claim's UID.
+        claim: String,
     },
     /// The result of an inventory scan.
     RecordScan(Inventory),
@@ -173,6 +186,8 @@ impl Command {
     pub fn as_str(&self) -> &'static str {
         match self {
             Self::Allocate { .. } => "allocate",
+            Self::Prepare { .. } => "prepare",
+            Self::Unprepare { .. } => "unprepare",
             Self::RecordScan(_) => "recordScan",
             Self::ApplyTriage(_) => "applyTriage",
             Self::Offer(_) => "offer",

@@ -5,8 +5,8 @@ use crate::drain::marks::{Marks, TooManyMarks};
 use crate::evidence::pods::PodsView;
 use crate::evidence::reconcile::reset_breaker;
 use crate::evidence::{reconcile, running, runtime};
-use crate::grants::allocate;
 use crate::grants::allocation::EndReason;
+use crate::grants::{allocate, prepare};
 use crate::hardware::device_access::DeviceAccess;
 use crate::hardware::health::HealthState;
 use crate::ids::names::{AllocationId, GpuId};
@@ -33,6 +33,11 @@ pub fn decide(ledger: &Ledger, command: &Command, now: Now) -> Verdict {
             let answer_is_final = evaluated.is_none_or(|generation| generation == ledger.generation);
             return allocate::allocate(ledger, request, answer, answer_is_final, *attempt, now);
         }
+        Command::Prepare { claim, evaluated } => {
+            let answer_is_final = evaluated.is_none_or(|generation| generation == ledger.generation);
+            return prepare::prepare(ledger, claim, answer_is_final, now);
+        }
+        Command::Unprepare { claim } => Ok(prepare::unprepare(ledger, claim)),
         Command::If { expected, then } => match expected.check(ledger) {
             Ok(()) => return decide(ledger, then, now),
             Err(refusal) => Err(refusal),

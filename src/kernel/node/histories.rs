@@ -3,6 +3,7 @@
 //! A small model of the kubelet tracks which pod really holds which devices. The sources' views are taken
 //! from the model: they may be stale, partial or missing, but never wrong.
 
+mod claims;
 mod containers;
 mod ends;
 pub(crate) mod held;
@@ -60,6 +61,8 @@ fn op() -> impl Strategy<Value = Op> {
             6 => prop_oneof![Just(0usize), any::<usize>()].prop_map(|exited| RuntimeUpdate::Whole { exited }),
             1 => Just(RuntimeUpdate::Away), 1 => Just(RuntimeUpdate::GuardRestarted),
         ].prop_map(Op::Runtime),
+        4 => (any::<usize>(), 0usize..3, any::<usize>(), 1usize..3).prop_map(|(which, resource, device, count)| Op::Prepare { which, resource, device, count }),
+        2 => any::<usize>().prop_map(|which| Op::Unprepare { which }),
         2 => prop::bool::weighted(0.3).prop_map(|host| Op::ScanProcesses { host }),
         2 => prop_oneof![3 => Just((1 << PARTS) - 1), 1 => 0usize..1 << PARTS].prop_map(|mask| Op::NameParts { mask }),
     ]

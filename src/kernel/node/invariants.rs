@@ -66,7 +66,9 @@ pub(crate) fn i3_a_healthy_device_is_held_or_grantable(ledger: &Ledger) {
                 let is_grantable = ledger.may_grant_device(&resource, &l.id);
                 if device.held() {
                     let evicts = ledger.gpu_of(part).is_some_and(|g| g.marks.evicts());
-                    assert_eq!(l.healthy, ledger.is_usable(part) && !evicts, "I3: held {:?}", l.id);
+                    let is_of_pod = ledger.live[device.holders.last().unwrap()].origin.claim().is_none();
+                    let expected = is_of_pod && ledger.is_usable(part) && !evicts;
+                    assert_eq!(l.healthy, expected, "I3: held {:?}", l.id);
                 } else if l.healthy {
                     assert!(is_grantable, "I3: {:?} cannot be granted", l.id);
                     assert_ne!(
@@ -119,6 +121,12 @@ pub(crate) fn i4_nothing_new_on_a_gpu_that_grants_nothing(before: &Ledger, entry
             // Another plugin granted it.
             continue;
         }
+        if allocation.origin.claim().is_some() {
+            for id in &allocation.devices {
+                assert!(is_given_to_claims(before, &id.part), "I4: {id} was granted to a claim");
+            }
+            continue;
+        }
         for id in &allocation.devices {
             let holds = |held: &&Held| held.resource == allocation.resource && held.devices.contains(id);
             let has_main =
@@ -129,6 +137,16 @@ pub(crate) fn i4_nothing_new_on_a_gpu_that_grants_nothing(before: &Ledger, entry
             assert!(may_grant || is_reused, "I4: {id} was granted");
         }
     }
+}
+
+/// Whether a part may be granted to the claim that the scheduler has given it to. A cordon comes too late for that.
+fn is_given_to_claims(ledger: &Ledger, id: &PartId) -> bool {
+    let part = ledger.part(id).unwrap();
+    let gpu = ledger.gpu_of(part).unwrap();
+    part.present
+        && gpu.health.state.is_usable()
+        && gpu.marks.orders().next().is_none()
+        && ledger.device_access.is_named(part)
 }
 
 pub(crate) fn i5_the_store_restores_the_ledger(

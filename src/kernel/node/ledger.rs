@@ -8,7 +8,7 @@ use crate::drain::marks::{Drain, Empty, Marks};
 use crate::evidence::pods::{PodState, PodsView};
 use crate::evidence::runtime::RuntimeView;
 use crate::evidence::sighting::{BlockedEnds, Sighting};
-use crate::grants::allocation::{Allocation, End, EndReason, Holder};
+use crate::grants::allocation::{Allocation, End, EndReason, Holder, Origin};
 use crate::grants::history::History;
 use crate::hardware::device_access::DeviceAccess;
 use crate::hardware::gpu::{Links, ScanError, UnidentifiedGpu, Usage};
@@ -365,6 +365,12 @@ impl Ledger {
             Change::Granted(allocation) => self.add_allocation(allocation, at),
             Change::HolderLearned { id, holder } => self.with_live(*id, |a| {
                 a.holder.update_from(holder);
+            }),
+            Change::ClaimPodsChanged { id, pods } => self.with_live(*id, |a| {
+                if let Origin::Claim(request) = &mut a.origin {
+                    Arc::make_mut(request).pods.clone_from(pods);
+                }
+                a.holder = a.origin.holder();
             }),
             Change::OverlapResolved(id) => self.with_live(*id, |a| a.overlapped = false),
             Change::Ended { id, reason } => self.end_allocation(*id, *reason, at),

@@ -225,6 +225,7 @@ fn add_keys(change: &Change, before: &Ledger, next: &Ledger, keys: &mut BTreeSet
             holders.for_each(|id| add(RecordKey::Allocation(*id)));
         }
         Change::HolderLearned { id, .. }
+        | Change::ClaimPodsChanged { id, .. }
         | Change::OverlapResolved(id)
         | Change::Ended { id, .. }
         | Change::Pruned(id) => {

@@ -1,9 +1,11 @@
 //! The device list of one resource for the kubelet (I3).
 
+use crate::grants::allocation::Origin;
 use crate::ids::names::{DeviceId, PartId, Resource};
 use crate::node::ledger::Ledger;
 use crate::sharing::breaker::Phase;
 use crate::sharing::offer::Consumes;
+use crate::sharing::part_state::Device;
 use std::collections::BTreeSet;
 
 /// One device of the list.
@@ -11,7 +13,8 @@ use std::collections::BTreeSet;
 pub struct ListedDevice {
     /// Its id.
     pub id: DeviceId,
-    /// Healthy: held on a working GPU whose pods are not evicted, or free and grantable.
+    /// Healthy: held by a container on a working GPU whose pods are not evicted, or free and grantable. The kubelet counts
+    /// a healthy device that it has not assigned as free, so one that a claim holds is not healthy.
     pub healthy: bool,
     /// NUMA node for the kubelet's topology hints; `None` sends no topology.
     pub numa_node: Option<u32>,
@@ -53,12 +56,18 @@ pub fn listing(ledger: &Ledger, resource: &Resource) -> Vec<ListedDevice> {
                 free_left -= 1;
                 free_parts.insert(&part.part.id);
             }
-            let healthy = is_free || (device.held() && works);
+            let healthy = is_free || (works && is_held_by_pod(ledger, device));
             let id = DeviceId { part: part.part.id.clone(), share: *share };
             list.push(ListedDevice { id, healthy, numa_node: part.part.numa_node });
         }
     }
     list
+}
+
+/// Whether a container holds a device that the kubelet assigned to it.
+fn is_held_by_pod(ledger: &Ledger, device: &Device) -> bool {
+    let newest = device.holders.last().and_then(|id| ledger.live.get(id));
+    newest.is_some_and(|newest| newest.origin == Origin::DevicePlugin)
 }
 
 /// Devices that a kubelet counts as free: listed Healthy, and held by no allocation.

@@ -5,8 +5,9 @@ use berth_kernel::drain::marks::{
     AtDeadline, MARKS_MAX, MARKS_TEXT_BYTES_MAX, Mark, MarkKind, Marks, Order, Owner,
 };
 use berth_kernel::grants::allocation::{
-    Allocation, DEVICES_PER_ALLOCATION_MAX, Decision, End, EndReason, Holder, Limits,
+    Allocation, DEVICES_PER_ALLOCATION_MAX, Decision, End, EndReason, Holder, Limits, Origin as GrantOrigin,
 };
+use berth_kernel::grants::claim::{Claim, ClaimPod, ClaimRequest};
 use berth_kernel::hardware::gpu::{Mig, Part, Reading};
 use berth_kernel::hardware::health::{HEALTH_HISTORY_MAX, HealthState, PastHealth};
 use berth_kernel::hardware::judgement::{JUDGEMENTS_MAX, Judgement};
@@ -19,6 +20,7 @@ use berth_kernel::policy::hooks::Hook;
 use berth_kernel::policy::stack::{OnFault, Permissions, StackEntry};
 use berth_kernel::policy::version::{Origin, PolicyVersion, Signature};
 use berth_kernel::sharing::offer::{Consumes, OfferLine, ShareRange};
+use std::sync::Arc;
 
 /// Stores on nodes contain these bytes: if this test fails, raise `FORMAT` and keep reading this form.
 #[test]
@@ -167,6 +169,7 @@ fn golden() -> Vec<Golden> {
                     .chain([DeviceId::whole(&PartId::parse("GPU-2").unwrap())])
                     .collect(),
                 granted_wall_ms: 9,
+                origin: GrantOrigin::DevicePlugin,
                 holder: Holder {
                     namespace: Some("ml".into()),
                     pod: Some("train-0".into()),
@@ -182,6 +185,11 @@ fn golden() -> Vec<Golden> {
                 },
                 ended: Some(End { reason: EndReason::NeverStarted, wall_ms: 12 }),
             }),
+        ),
+        (
+            vec![4, 0xde, 0xad, 0xbe, 0xef, 0, 0, 0, 0, 0, 0, 0, 18],
+            r#"{"resource":"nvidia.com/gpu","devices":[{"part":"GPU-2","shares":[null]}],"grantedMs":9,"claim":{"uid":"c-1","namespace":"ml","name":"train","request":"gpu","pods":[["u-1","train-0"]]},"holder":{"namespace":"ml","pod":"train-0","uid":"u-1"},"by":["baseline"]}"#,
+            Record::Allocation(claimed()),
         ),
         (
             named(5, DIGEST_A),
@@ -467,6 +475,26 @@ fn the_largest_health_fits_into_a_record() {
     });
     let bytes = encode(&record).unwrap();
     assert_eq!(decode(&key_bytes(&record.key()), &bytes).unwrap(), record);
+}
+
+/// A GPU for a request of a claim.
+fn claimed() -> Allocation {
+    let origin = GrantOrigin::Claim(Arc::new(ClaimRequest {
+        claim: Claim { uid: "c-1".into(), namespace: "ml".into(), name: "train".into() },
+        request: "gpu".into(),
+        pods: vec![ClaimPod { uid: "u-1".into(), name: "train-0".into() }],
+    }));
+    Allocation {
+        id: AllocationId { store: 0xdead_beef, number: 18 },
+        resource: Resource::nvidia_gpu(),
+        devices: vec![DeviceId::whole(&PartId::parse("GPU-2").unwrap())],
+        granted_wall_ms: 9,
+        holder: origin.holder(),
+        origin,
+        overlapped: false,
+        decision: Decision { by: vec![Decider::Baseline], ..Decision::default() },
+        ended: None,
+    }
 }
 
 fn allocation_of(devices: Vec<DeviceId>, reason: String) -> Record {

@@ -2,7 +2,10 @@
 
 use super::*;
 use berth_kernel::drain::marks::{AtDeadline, MARKS_MAX, Mark, MarkKind, Marks, Order, Owner};
-use berth_kernel::grants::allocation::{Allocation, Decision, End, EndReason, Holder, Limits};
+use berth_kernel::grants::allocation::{
+    Allocation, Decision, End, EndReason, Holder, Limits, Origin as GrantOrigin,
+};
+use berth_kernel::grants::claim::{Claim, ClaimPod, ClaimRequest};
 use berth_kernel::grants::history::weight;
 use berth_kernel::hardware::gpu::{Mig, Part};
 use berth_kernel::ids::names::{DeviceId, GpuId, PartId, Resource};
@@ -16,6 +19,7 @@ use berth_kernel::sharing::offer::{Consumes, OfferLine, ShareRange};
 use proptest::collection::{btree_map, vec};
 use proptest::option;
 use proptest::prelude::*;
+use std::sync::Arc;
 
 fn part_id() -> impl Strategy<Value = PartId> {
     "[A-Za-z0-9_./-]{1,56}".prop_map(|text| PartId::parse(&text).unwrap())
@@ -59,6 +63,7 @@ prop_compose! {
         resource in resource(),
         devices in devices(),
         (granted_wall_ms, overlapped) in any::<(u64, bool)>(),
+        claim in any::<Option<((String, String, String), String, Vec<(String, String)>)>>(),
         (namespace, pod, pod_uid, container) in any::<(Option<String>, Option<String>, Option<String>, Option<String>)>(),
         (by, reason, environment) in any::<(Vec<String>, String, Vec<(String, String)>)>(),
         (memory_mib, compute_percent) in any::<(Option<u64>, Option<u32>)>(),
@@ -76,6 +81,12 @@ prop_compose! {
             resource,
             devices,
             granted_wall_ms,
+            origin: claim.map_or(GrantOrigin::DevicePlugin, |(claim, request, pods)| {
+                let (uid, namespace, name) = claim;
+                let pods = pods.into_iter().map(|(uid, name)| ClaimPod { uid, name }).collect();
+                let claim = Claim { uid, namespace, name };
+                GrantOrigin::Claim(Arc::new(ClaimRequest { claim, request, pods }))
+            }),
             holder: Holder { namespace, pod, pod_uid, container },
             overlapped,
             decision: Decision { by: by.into_iter().map(Into::into).collect(), reason, environment, limits: Limits { memory_mib, compute_percent } },
@@ -220,6 +231,7 @@ fn a_decision_with_many_empty_names_survives_a_round_trip() {
         resource: Resource::parse("a.a/A").unwrap(),
         devices: Vec::new(),
         granted_wall_ms: 0,
+        origin: GrantOrigin::DevicePlugin,
         holder: Holder::default(),
         overlapped: false,
         decision: Decision { by: vec![Decider::Policy("".into()); 31], ..Decision::default() },

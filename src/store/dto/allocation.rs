@@ -1,10 +1,12 @@
 //! The serialized form of allocations.
 
 use berth_kernel::grants::allocation::{
-    self as kernel, DEVICES_PER_ALLOCATION_MAX, Decision, End, EndReason, Limits,
+    self as kernel, DEVICES_PER_ALLOCATION_MAX, Decision, End, EndReason, Limits, Origin,
 };
+use berth_kernel::grants::claim;
 use berth_kernel::ids::names::{AllocationId, DeviceId, PartId, Resource, SHARE_NUMBER_MAX};
 use serde::{Deserialize, Serialize};
+use std::sync::Arc;
 
 /// See [`kernel::Allocation`].
 #[derive(Serialize, Deserialize)]
@@ -13,6 +15,9 @@ pub(in super::super) struct Allocation {
     resource: String,
     devices: Vec<PartDevices>,
     granted_ms: u64,
+    /// Absent: the device plugin granted it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    claim: Option<Claim>,
     #[serde(with = "Holder", default, skip_serializing_if = "kernel::Holder::is_unknown")]
     holder: kernel::Holder,
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -46,6 +51,35 @@ enum Shares {
     Run(u32, u32),
     Single(u32),
     Whole(()),
+}
+
+/// See [`claim::ClaimRequest`].
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Claim {
+    uid: String,
+    namespace: String,
+    name: String,
+    request: String,
+    /// UID and name of each.
+    pods: Vec<(String, String)>,
+}
+
+impl Claim {
+    fn from_kernel(request: &claim::ClaimRequest) -> Self {
+        let claim::Claim { uid, namespace, name } = request.claim.clone();
+        let pods = request.pods.iter().map(|pod| (pod.uid.clone(), pod.name.clone())).collect();
+        Self { uid, namespace, name, request: request.request.clone(), pods }
+    }
+
+    fn into_kernel(self) -> Origin {
+        let pods = self.pods.into_iter().map(|(uid, name)| claim::ClaimPod { uid, name });
+        Origin::Claim(Arc::new(claim::ClaimRequest {
+            claim: claim::Claim { uid: self.uid, namespace: self.namespace, name: self.name },
+            request: self.request,
+            pods: pods.collect(),
+        }))
+    }
 }
 
 #[derive(Serialize, Deserialize)]
@@ -85,6 +119,7 @@ impl Allocation {
             resource: a.resource.to_string(),
             devices: group_devices(&a.devices),
             granted_ms: a.granted_wall_ms,
+            claim: a.origin.claim().map(Claim::from_kernel),
             holder: a.holder.clone(),
             overlapped: a.overlapped,
             by: a.decision.by.iter().map(ToString::to_string).collect(),
@@ -102,6 +137,7 @@ impl Allocation {
             resource: Resource::parse(&self.resource).map_err(|e| e.to_string())?,
             devices: ungroup_devices(self.devices)?,
             granted_wall_ms: self.granted_ms,
+            origin: self.claim.map_or(Origin::DevicePlugin, Claim::into_kernel),
             holder: self.holder,
             overlapped: self.overlapped,
             decision: Decision {

@@ -122,6 +122,17 @@ pub(super) enum Op {
     EndLingering,
     /// The guard sends what the container runtime shows.
     Runtime(RuntimeUpdate),
+    /// The kubelet prepares a claim with devices of a resource, each for a request of its own, or a prepared one again.
+    Prepare {
+        which: usize,
+        resource: usize,
+        device: usize,
+        count: usize,
+    },
+    /// The kubelet unprepares a claim.
+    Unprepare {
+        which: usize,
+    },
     /// An inventory scan that shows the processes on the GPUs.
     ScanProcesses {
         host: bool,

@@ -7,7 +7,7 @@ use crate::drain::eviction::EvictionOutcome;
 use crate::drain::eviction_plan::{due_requests, is_being_evicted};
 use crate::drain::marks::Marks;
 use crate::evidence::pods::{Pod, PodsSource, PodsView, Stage};
-use crate::grants::allocation::{Allocation, EndReason};
+use crate::grants::allocation::{Allocation, EndReason, Origin};
 use crate::hardware::gpu::Inventory;
 use crate::hardware::process::{Owner, PodProcess, Process, ProcessIdentity, ProcessVisibility, Uses};
 use crate::node::change::{Change, Entry};
@@ -32,7 +32,7 @@ impl World {
             a.holder.pod_uid.as_ref().is_some_and(|uid| !self.is_running(uid))
                 && a.holder.pod.as_ref().is_none_or(|name| !names.contains(name))
         };
-        self.ledger.live.values().filter(has_stopped).collect()
+        self.of_device_plugin().filter(has_stopped).collect()
     }
 
     /// Live allocations, except those whose pod is known by name alone while a pod of this name runs: it may be theirs.
@@ -41,7 +41,11 @@ impl World {
             let name = a.holder.pod.as_ref().filter(|_| a.holder.pod_uid.is_none());
             name.is_some_and(|name| self.without_gpu.iter().any(|(_, known)| known == name))
         };
-        self.ledger.live.values().filter(|a| !may_run(a)).collect()
+        self.of_device_plugin().filter(|a| !may_run(a)).collect()
+    }
+
+    fn of_device_plugin(&self) -> impl Iterator<Item = &Arc<Allocation>> {
+        self.ledger.live.values().filter(|a| a.origin == Origin::DevicePlugin)
     }
 
     /// The kubelet writes the status of its pods.

@@ -1,5 +1,6 @@
 //! The node of a history: the kernel, its store, and the pods that the kubelet really runs.
 
+use super::claims::Prepared;
 use super::held::{Held, Sources};
 use super::op::Op;
 use crate::drain::marks::{AtDeadline, Author, Order, Owners};
@@ -52,6 +53,8 @@ pub(super) struct World {
     pub(super) kubelet: KubeletAge,
     pub(super) next_pod: usize,
     pub(super) sources: Sources,
+    /// What the kubelet has had prepared.
+    pub(super) claims: Prepared,
 }
 
 /// The parts of the node: three GPUs, and a MIG instance of the last.
@@ -113,6 +116,7 @@ impl World {
             kubelet,
             next_pod: 0,
             sources: Sources::default(),
+            claims: Prepared::new(),
         };
         world.step(&Op::Scan { mask: (1 << PARTS) - 1 });
         world.step(&Op::Offer { shape: 2 });
@@ -152,6 +156,7 @@ impl World {
         }
         pruning_loses_nothing_that_lives(&before, &self.ledger, &entry, self.ledger.rules.history);
         self.check_no_ended_allocation_returns(&before, &entry);
+        self.forget_ended_claims(&before, command, &entry);
         i4_nothing_new_on_a_gpu_that_grants_nothing(&before, &entry, &self.pods);
         i6_a_grant_ends_only_allocations_that_newer_ones_replace(&before, &self.ledger, command, &entry);
         if let Command::Reconcile(view) = command {
@@ -344,8 +349,13 @@ impl World {
             Op::Linger { which } => self.linger(*which),
             Op::EndLingering => self.sources.lingering.clear(),
             Op::Runtime(update) => self.show_runtime(*update),
+            Op::Prepare { which, resource: r, device, count } => {
+                self.prepare(*which, &resource(*r), *device, *count);
+            }
+            Op::Unprepare { which } => self.unprepare(*which),
             Op::Stop { .. } => {}
         }
+        self.claims_hold_what_was_prepared();
     }
 
     /// Creates the object of a new pod: its UID and name. With `reuse` it has the name of a pod that has stopped, if

@@ -1,0 +1,181 @@
+use super::*;
+use crate::drain::marks::Author;
+use crate::evidence::kubelet_view::{KubeletAge, PodList, ReconcileView};
+use crate::evidence::running::running_sources;
+use crate::ids::names::GpuId;
+use crate::node::command::{Attempt, Command};
+use crate::node::record::records;
+use crate::node::restore::restore;
+use crate::node::test_node::{Node, gpu_id, part};
+use crate::sharing::offer::{Consumes, OfferLine, PartOffer};
+
+fn whole() -> Resource {
+    Resource::nvidia_gpu()
+}
+
+fn instance() -> Resource {
+    Resource::parse("nvidia.com/mig-1g.10gb").unwrap()
+}
+
+/// GPU-0 is offered whole, and MIG-a and MIG-b as instances.
+fn node() -> Node {
+    let mut node = Node::new();
+    let line = |resource| OfferLine { resource, count: 1, consumes: Consumes::Whole };
+    let offer = |name: &str, resource| PartOffer { part: part(name), lines: vec![line(resource)] };
+    let offers = [offer("GPU-0", whole()), offer("MIG-a", instance()), offer("MIG-b", instance())];
+    node.decide(&Command::Offer(offers.map(|offer| (offer, "test".into())).into())).unwrap();
+    node
+}
+
+fn request(name: &str, resource: Resource, parts: &[&str]) -> RequestToPrepare {
+    let devices = parts.iter().map(|name| DeviceId::whole(&part(name))).collect();
+    RequestToPrepare {
+        name: name.into(),
+        devices: AdmitRequest { resource, devices },
+        answer: StackAnswer::NotCalled,
+    }
+}
+
+fn claim(uid: &str, requests: &[RequestToPrepare]) -> ClaimToPrepare {
+    ClaimToPrepare {
+        claim: Claim { uid: uid.into(), namespace: "ns".into(), name: format!("claim-{uid}") },
+        pods: vec![ClaimPod { uid: format!("pod-of-{uid}"), name: "main".into() }],
+        requests: requests.to_vec(),
+    }
+}
+
+fn prepared(node: &mut Node, claim: &ClaimToPrepare) -> Result<Vec<AllocationId>, Refusal> {
+    node.decide(&Command::Prepare { claim: claim.clone(), evaluated: None })?;
+    Ok(allocations_of(&node.ledger, &claim.claim.uid).iter().map(|a| a.id).collect())
+}
+
+fn unprepared(node: &mut Node, uid: &str) -> Entry {
+    node.decide(&Command::Unprepare { claim: uid.into() }).unwrap()
+}
+
+fn allocate(node: &mut Node, name: &str) -> Result<Entry, Refusal> {
+    node.decide(&Command::Allocate {
+        request: request("", whole(), &[name]).devices,
+        answer: StackAnswer::NotCalled,
+        evaluated: None,
+        attempt: Attempt::Last { asked_mono_ms: 0 },
+    })
+}
+
+#[test]
+fn a_claim_is_prepared_once_and_unprepared_once() {
+    let mut node = node();
+    let wanted = claim("a", &[request("gpu", whole(), &["GPU-0"]), request("mig", instance(), &["MIG-a"])]);
+    let ids = prepared(&mut node, &wanted).unwrap();
+    assert_eq!(ids.len(), 2);
+    let allocation = &node.ledger.live[&ids[0]];
+    assert_eq!(allocation.origin.claim().unwrap().request, "gpu");
+    assert_eq!(allocation.holder.pod.as_deref(), Some("main"));
+    // The kubelet prepares again after its restart, and for another pod of the claim.
+    let generation = node.ledger.generation;
+    assert_eq!(prepared(&mut node, &wanted).unwrap(), ids);
+    assert_eq!(node.ledger.generation, generation, "nothing changed");
+    let mut second = wanted.clone();
+    second.pods.insert(0, ClaimPod { uid: "pod-2".into(), name: "second".into() });
+    assert_eq!(prepared(&mut node, &second).unwrap(), ids);
+    assert_eq!(node.ledger.live[&ids[1]].holder.pod.as_deref(), Some("second"));
+    assert_eq!(unprepared(&mut node, "a").changes.len(), 2);
+    assert!(node.ledger.live.is_empty());
+    assert_eq!(unprepared(&mut node, "a").changes, [], "no claim, or one that has ended");
+    let past = node.ledger.ended.get(ids[0]).unwrap();
+    assert_eq!(past.end().reason, EndReason::Released);
+    assert_eq!(past.origin.claim().unwrap().claim, wanted.claim);
+}
+
+#[test]
+fn all_requests_of_a_claim_are_granted_or_none() {
+    let mut node = node();
+    prepared(&mut node, &claim("a", &[request("mig", instance(), &["MIG-b"])])).unwrap();
+    let wanted = claim("b", &[request("gpu", whole(), &["GPU-0"]), request("mig", instance(), &["MIG-b"])]);
+    let refusal = prepared(&mut node, &wanted).unwrap_err();
+    assert!(matches!(refusal, Refusal::Held { .. }), "{refusal}");
+    assert_eq!(node.ledger.live.len(), 1);
+    // Two requests of one claim for one device.
+    let twice = claim("c", &[request("x", whole(), &["GPU-0"]), request("y", whole(), &["GPU-0"])]);
+    assert!(matches!(prepared(&mut node, &twice), Err(Refusal::Held { .. })));
+    assert_eq!(node.ledger.live.len(), 1);
+}
+
+/// The scheduler allocated the claim again, with another device.
+#[test]
+fn other_devices_of_a_claim_end_what_it_had_or_nothing_does() {
+    let mut node = node();
+    let [old] = prepared(&mut node, &claim("a", &[request("mig", instance(), &["MIG-a"])])).unwrap()[..]
+    else {
+        panic!("one request")
+    };
+    let held = claim("b", &[request("mig", instance(), &["MIG-b"])]);
+    prepared(&mut node, &held).unwrap();
+    let wanted = claim("a", &[request("mig", instance(), &["MIG-b"])]);
+    assert!(prepared(&mut node, &wanted).is_err());
+    assert!(node.ledger.live.contains_key(&old), "it keeps what it had");
+    unprepared(&mut node, "b");
+    let [new] = prepared(&mut node, &wanted).unwrap()[..] else { panic!("one request") };
+    assert_ne!(new, old);
+    assert_eq!(node.ledger.ended.get(old).unwrap().end().reason, EndReason::Superseded);
+}
+
+#[test]
+fn neither_api_is_granted_what_the_other_holds() {
+    let mut node = node();
+    let wanted = claim("a", &[request("gpu", whole(), &["GPU-0"])]);
+    allocate(&mut node, "GPU-0").unwrap();
+    assert!(matches!(prepared(&mut node, &wanted), Err(Refusal::Held { .. })));
+    let id = *node.ledger.live.keys().next().unwrap();
+    node.decide(&Command::End { id, force: true }).unwrap();
+    prepared(&mut node, &wanted).unwrap();
+    assert!(matches!(allocate(&mut node, "GPU-0"), Err(Refusal::Held { .. })));
+    assert_eq!(node.ledger.live.len(), 1);
+}
+
+#[test]
+fn a_cordon_does_not_refuse_what_was_promised_and_a_drain_does() {
+    let mut node = node();
+    let author = Author::api("me".into(), String::new());
+    let gpu: GpuId = gpu_id("GPU-0");
+    node.decide(&Command::Cordon { gpu: gpu.clone(), author: author.clone() }).unwrap();
+    let wanted = claim("a", &[request("gpu", whole(), &["GPU-0"])]);
+    prepared(&mut node, &wanted).unwrap();
+    unprepared(&mut node, "a");
+    let order = crate::drain::marks::Order::default();
+    node.decide(&Command::Drain { gpu, author, order }).unwrap();
+    assert!(matches!(prepared(&mut node, &wanted), Err(Refusal::Cordoned { .. })));
+}
+
+#[test]
+fn reconcile_passes_neither_end_a_claim_nor_count_it() {
+    let mut node = node();
+    prepared(&mut node, &claim("a", &[request("gpu", whole(), &["GPU-0"])])).unwrap();
+    let id = *node.ledger.live.keys().next().unwrap();
+    for _ in 0..4 {
+        node.now.mono_ms += 60_000;
+        node.decide(&Command::Reconcile(ReconcileView {
+            began_mono_ms: node.now.mono_ms,
+            kubelet: Some(KubeletAge { created_wall_ms: 5, created_mono_ms: 5 }),
+            list: Some(PodList::default()),
+            checkpoint: Some(Vec::new()),
+            fresh: true,
+            ..ReconcileView::default()
+        }))
+        .unwrap();
+    }
+    assert!(node.ledger.live.contains_key(&id));
+    assert_eq!((&node.ledger.ends_withheld, &node.ledger.blocked_ends), (&None, &None));
+    assert!(node.ledger.sightings.contains_key(&id));
+    assert_eq!(running_sources(&node.ledger, &node.ledger.live[&id], node.now), []);
+}
+
+#[test]
+fn a_stored_claim_is_restored_with_its_devices_held() {
+    let mut node = node();
+    let wanted = claim("a", &[request("gpu", whole(), &["GPU-0"])]);
+    let ids = prepared(&mut node, &wanted).unwrap();
+    let restored = restore(records(&node.ledger), node.now);
+    assert_eq!(restored.live, node.ledger.live);
+    assert_eq!(restored.holders_of(&whole(), &DeviceId::whole(&part("GPU-0"))), ids);
+}

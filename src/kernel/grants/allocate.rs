@@ -4,7 +4,7 @@ use crate::evidence::limits::Enforcement;
 use crate::evidence::pods::PodState;
 use crate::evidence::reconcile::{end_changes, reset_breaker};
 use crate::evidence::runtime::RuntimeState;
-use crate::grants::allocation::{Allocation, Decision, EndReason, Holder, LIVE_ALLOCATIONS_MAX, Origin};
+use crate::grants::allocation::{Allocation, Decision, EndReason, LIVE_ALLOCATIONS_MAX, Origin};
 use crate::grants::pod_candidates::candidates;
 use crate::ids::names::{AllocationId, DeviceId, PartId};
 use crate::ids::time::Now;
@@ -35,8 +35,9 @@ pub fn allocate(
         .and_then(|(by, terms)| check_enforceable(ledger, request, &terms).map(|()| (by, terms)));
     let mut changes = Vec::new();
     let refusal = match outcome {
-        Ok((by, terms)) => {
-            changes.push(Change::Granted(new_allocation(ledger, request, by, terms, now)));
+        Ok(terms) => {
+            let origin = Origin::DevicePlugin;
+            changes.push(Change::Granted(new_allocation(ledger, request, origin, terms, now)));
             // The ends follow the grant, so that a device that stays held is never idle.
             let ends: Vec<_> =
                 superseded(ledger, request).into_iter().map(|id| (id, EndReason::Superseded)).collect();
@@ -158,11 +159,12 @@ pub(crate) fn check_enforceable(
     Ok(())
 }
 
-fn new_allocation(
+/// The allocation that a request gets.
+pub(crate) fn new_allocation(
     ledger: &Ledger,
     request: &AdmitRequest,
-    by: Vec<Decider>,
-    terms: Terms,
+    origin: Origin,
+    (by, terms): (Vec<Decider>, Terms),
     now: Now,
 ) -> Allocation {
     Allocation {
@@ -170,8 +172,8 @@ fn new_allocation(
         resource: request.resource.clone(),
         devices: request.devices.clone(),
         granted_wall_ms: now.wall_ms,
-        origin: Origin::DevicePlugin,
-        holder: Holder::default(),
+        holder: origin.holder(),
+        origin,
         overlapped: false,
         decision: Decision { by, reason: terms.reason, environment: terms.environment, limits: terms.limits },
         ended: None,

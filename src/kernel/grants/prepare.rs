@@ -6,17 +6,16 @@
 //! away by force, or a pod that still ends, can make it promise what is not free: nothing that is held is granted (I2).
 
 use crate::evidence::reconcile::end_changes;
-use crate::grants::allocate::{check_answer, check_counters, check_enforceable, check_room};
-use crate::grants::allocation::{Allocation, Decision, EndReason, Origin};
+use crate::grants::allocate::{check_answer, check_counters, check_enforceable, check_room, new_allocation};
+use crate::grants::allocation::{Allocation, EndReason, Origin};
 use crate::grants::claim::{CLAIM_PODS_MAX, Claim, ClaimPod, ClaimRequest};
-use crate::ids::names::{AllocationId, DeviceId, Resource};
+use crate::ids::names::{DeviceId, Resource};
 use crate::ids::time::Now;
 use crate::node::change::{Change, Entry};
 use crate::node::command::{StackAnswer, Verdict};
 use crate::node::ledger::{Ledger, Ungrantable};
 use crate::node::refusal::Refusal;
-use crate::policy::decider::Decider;
-use crate::policy::hooks::{AdmitRequest, Terms};
+use crate::policy::hooks::AdmitRequest;
 use std::sync::Arc;
 
 /// A claim as the API server shows it while the kubelet wants it prepared.
@@ -65,11 +64,16 @@ pub fn prepare(ledger: &Ledger, wanted: &ClaimToPrepare, answer_is_final: bool, 
             .and_then(|(by, terms)| {
                 check_enforceable(ledger, &request.devices, &terms).map(|()| (by, terms))
             });
-        let (by, terms) = match granted {
-            Ok(granted) => granted,
+        let terms = match granted {
+            Ok(terms) => terms,
             Err(refusal) => return verdict(Vec::new(), Some(refusal)),
         };
-        let grant = Change::Granted(new_allocation(&judged, wanted, request, by, terms, now));
+        let origin = Origin::Claim(Arc::new(ClaimRequest {
+            claim: wanted.claim.clone(),
+            request: request.name.clone(),
+            pods: recorded_pods(wanted),
+        }));
+        let grant = Change::Granted(new_allocation(&judged, &request.devices, origin, terms, now));
         judged.apply(&Entry { at: now, changes: vec![grant.clone()] });
         changes.push(grant);
     }
@@ -102,32 +106,6 @@ fn is_prepared(live: &[&Allocation], wanted: &ClaimToPrepare) -> bool {
 
 fn recorded_pods(wanted: &ClaimToPrepare) -> Vec<ClaimPod> {
     wanted.pods.iter().take(CLAIM_PODS_MAX).cloned().collect()
-}
-
-fn new_allocation(
-    ledger: &Ledger,
-    wanted: &ClaimToPrepare,
-    request: &RequestToPrepare,
-    by: Vec<Decider>,
-    terms: Terms,
-    now: Now,
-) -> Allocation {
-    let origin = Origin::Claim(Arc::new(ClaimRequest {
-        claim: wanted.claim.clone(),
-        request: request.name.clone(),
-        pods: recorded_pods(wanted),
-    }));
-    Allocation {
-        id: AllocationId { store: ledger.store, number: ledger.next_number },
-        resource: request.devices.resource.clone(),
-        devices: request.devices.devices.clone(),
-        granted_wall_ms: now.wall_ms,
-        holder: origin.holder(),
-        origin,
-        overlapped: false,
-        decision: Decision { by, reason: terms.reason, environment: terms.environment, limits: terms.limits },
-        ended: None,
-    }
 }
 
 /// Checks I2 and I4 for the devices of one request.

@@ -2,7 +2,7 @@ use super::*;
 use crate::drain::marks::Author;
 use crate::evidence::kubelet_view::{KubeletAge, PodList, ReconcileView};
 use crate::evidence::running::running_sources;
-use crate::ids::names::GpuId;
+use crate::ids::names::{AllocationId, GpuId};
 use crate::node::command::{Attempt, Command};
 use crate::node::record::records;
 use crate::node::restore::restore;

@@ -70,7 +70,7 @@ impl ContainerEnds {
 mod tests {
     use super::*;
     use berth_kernel::evidence::runtime::{RuntimeContainer, Tie};
-    use berth_kernel::grants::allocation::{Allocation, Decision, Holder, Origin};
+    use berth_kernel::grants::allocation::{Allocation, Decision, GrantOrigin, Holder};
     use berth_kernel::ids::names::Resource;
     use berth_kernel::ids::time::Now;
     use berth_kernel::node::change::{Change, Entry};
@@ -81,7 +81,7 @@ mod tests {
             resource: Resource::parse("nvidia.com/gpu").unwrap(),
             devices: Vec::new(),
             granted_wall_ms: 0,
-            origin: Origin::DevicePlugin,
+            origin: GrantOrigin::DevicePlugin,
             holder: Holder { pod_uid: Some(format!("uid-{number}")), ..Holder::default() },
             overlapped: false,
             decision: Decision::default(),

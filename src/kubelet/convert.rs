@@ -189,7 +189,7 @@ mod tests {
 
     use super::*;
     use crate::edits::{DeviceIdStrategy, HostDevice};
-    use berth_kernel::grants::allocation::{Decision, Holder, Origin};
+    use berth_kernel::grants::allocation::{Decision, GrantOrigin, Holder};
     use berth_kernel::hardware::gpu::MIG_INDEX;
     use berth_kernel::ids::names::{AllocationId, DeviceId, GpuId, PartId};
     use berth_kernel::ids::time::Now;
@@ -217,7 +217,7 @@ mod tests {
             resource: resource(resource_name),
             devices: devices.iter().map(|id| DeviceId::parse(id).unwrap()).collect(),
             granted_wall_ms: 0,
-            origin: Origin::DevicePlugin,
+            origin: GrantOrigin::DevicePlugin,
             holder: Holder::default(),
             overlapped: false,
             decision: Decision::default(),

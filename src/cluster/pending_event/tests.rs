@@ -2,7 +2,7 @@ use super::*;
 use berth_kernel::drain::eviction::EvictionRequest;
 use berth_kernel::drain::marks::{AtDeadline, Author, Order, Owners};
 use berth_kernel::evidence::pods::{BypassKind, Pod, PodBypass, PodsSource, PodsView, Stage};
-use berth_kernel::grants::allocation::{Allocation, Decision, Holder, Origin};
+use berth_kernel::grants::allocation::{Allocation, Decision, GrantOrigin, Holder};
 use berth_kernel::hardware::gpu::{Inventory, Part};
 use berth_kernel::hardware::judgement::TriagedReading;
 use berth_kernel::hardware::process::{Owner, Process, ProcessIdentity, Uses};
@@ -67,7 +67,7 @@ impl Node {
             resource: resource(),
             devices: vec![DeviceId::whole(gpu().as_part())],
             granted_wall_ms: 0,
-            origin: Origin::DevicePlugin,
+            origin: GrantOrigin::DevicePlugin,
             holder: Holder { pod_uid: Some("u".into()), ..Holder::default() },
             overlapped: false,
             decision: Decision::default(),

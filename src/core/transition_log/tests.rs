@@ -1,6 +1,6 @@
 use super::*;
 use berth_kernel::drain::marks::Order;
-use berth_kernel::grants::allocation::{Allocation, Decision, Holder, Origin};
+use berth_kernel::grants::allocation::{Allocation, Decision, GrantOrigin, Holder};
 use berth_kernel::hardware::gpu::{Inventory, Part};
 use berth_kernel::ids::names::{AllocationId, DeviceId, GpuId, Resource};
 use berth_kernel::node::change::{Change, Entry};
@@ -36,7 +36,7 @@ impl Node {
             resource,
             devices: vec![DeviceId::whole(gpu().as_part())],
             granted_wall_ms: 0,
-            origin: Origin::DevicePlugin,
+            origin: GrantOrigin::DevicePlugin,
             holder: Holder::default(),
             overlapped: false,
             decision: Decision::default(),

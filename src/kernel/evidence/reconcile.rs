@@ -11,7 +11,7 @@ use crate::evidence::kubelet_view::{CheckpointEntry, ReconcileView};
 use crate::evidence::pods::PodState;
 use crate::evidence::runtime::RuntimeState;
 use crate::evidence::sighting::{BlockedEnds, Sighting};
-use crate::grants::allocation::{Allocation, Decision, EndReason, Holder, Origin};
+use crate::grants::allocation::{Allocation, Decision, EndReason, GrantOrigin, Holder};
 use crate::ids::names::{AllocationId, DeviceId, Resource};
 use crate::ids::time::{Now, Timing};
 use crate::node::change::{Change, Entry};
@@ -52,9 +52,9 @@ pub fn plan(ledger: &Ledger, view: &ReconcileView, timing: &Timing, now: Now) ->
         let sighting = ledger.sightings.get(id).copied();
         let sighting = sighting.unwrap_or_else(|| Sighting::restored(&allocation.holder, now));
         match allocation.origin {
-            Origin::DevicePlugin => pass.examine(*id, allocation, sighting),
+            GrantOrigin::DevicePlugin => pass.examine(*id, allocation, sighting),
             // The kubelet says itself when a claim ends, and neither its `List` of devices nor its checkpoint has claims.
-            Origin::Claim(_) => drop(pass.plan.sightings.insert(*id, sighting)),
+            GrantOrigin::Claim(_) => drop(pass.plan.sightings.insert(*id, sighting)),
         }
     }
     let Pass { mut plan, missed, seen_any, .. } = pass;
@@ -76,7 +76,7 @@ pub fn plan(ledger: &Ledger, view: &ReconcileView, timing: &Timing, now: Now) ->
 
 /// The live allocations that reconcile passes end.
 fn of_device_plugin(ledger: &Ledger) -> impl Iterator<Item = &Allocation> {
-    ledger.live.values().map(AsRef::as_ref).filter(|a| a.origin == Origin::DevicePlugin)
+    ledger.live.values().map(AsRef::as_ref).filter(|a| a.origin == GrantOrigin::DevicePlugin)
 }
 
 /// One pass over the live allocations.
@@ -379,7 +379,7 @@ fn adopt(ledger: &Ledger, holdings: &[CheckpointEntry], now: Now, changes: &mut 
             resource: holding.resource.clone(),
             devices: holding.devices.clone(),
             granted_wall_ms: now.wall_ms,
-            origin: Origin::DevicePlugin,
+            origin: GrantOrigin::DevicePlugin,
             holder: Holder {
                 pod_uid: Some(holding.pod_uid.clone()),
                 container: Some(holding.container.clone()),

@@ -5,7 +5,7 @@ use crate::evidence::attribution::{Attribution, attribute_process};
 use crate::evidence::pods::PodState;
 use crate::evidence::runtime::RuntimeState;
 use crate::evidence::sighting::RunningSource;
-use crate::grants::allocation::{Allocation, Origin};
+use crate::grants::allocation::{Allocation, GrantOrigin};
 use crate::ids::time::Now;
 use crate::node::ledger::Ledger;
 
@@ -20,7 +20,7 @@ pub fn running_sources(ledger: &Ledger, allocation: &Allocation, now: Now) -> Ve
     let pod_state = ledger.pod_state_of(allocation);
     // A pod that its kubelet reported as finished has no containers left, whatever the kubelet still lists. Of a claim
     // the kubelet lists no devices.
-    if pod_state != PodState::Over && allocation.origin == Origin::DevicePlugin {
+    if pod_state != PodState::Over && allocation.origin == GrantOrigin::DevicePlugin {
         let shown = sighting.and_then(|s| s.shown);
         if shown.is_none() {
             found.push(RunningSource::NotRead);

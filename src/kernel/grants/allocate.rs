@@ -4,7 +4,7 @@ use crate::evidence::limits::Enforcement;
 use crate::evidence::pods::PodState;
 use crate::evidence::reconcile::{end_changes, reset_breaker};
 use crate::evidence::runtime::RuntimeState;
-use crate::grants::allocation::{Allocation, Decision, EndReason, LIVE_ALLOCATIONS_MAX, Origin};
+use crate::grants::allocation::{Allocation, Decision, EndReason, GrantOrigin, LIVE_ALLOCATIONS_MAX};
 use crate::grants::pod_candidates::candidates;
 use crate::ids::names::{AllocationId, DeviceId, PartId};
 use crate::ids::time::Now;
@@ -36,7 +36,7 @@ pub fn allocate(
     let mut changes = Vec::new();
     let refusal = match outcome {
         Ok(terms) => {
-            let origin = Origin::DevicePlugin;
+            let origin = GrantOrigin::DevicePlugin;
             changes.push(Change::Granted(new_allocation(ledger, request, origin, terms, now)));
             // The ends follow the grant, so that a device that stays held is never idle.
             let ends: Vec<_> =
@@ -163,7 +163,7 @@ pub(crate) fn check_enforceable(
 pub(crate) fn new_allocation(
     ledger: &Ledger,
     request: &AdmitRequest,
-    origin: Origin,
+    origin: GrantOrigin,
     (by, terms): (Vec<Decider>, Terms),
     now: Now,
 ) -> Allocation {

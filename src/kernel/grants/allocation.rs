@@ -25,7 +25,7 @@ pub struct Allocation {
     /// When it was granted, milliseconds since 1970.
     pub granted_wall_ms: u64,
     /// The API of the kubelet through which it was granted.
-    pub origin: Origin,
+    pub origin: GrantOrigin,
     /// The pod and container that hold it, as far as the sources have shown; of a claim, the first pod that it is reserved
     /// for.
     pub holder: Holder,
@@ -54,7 +54,7 @@ impl Allocation {
 
 /// The API of the kubelet through which an allocation was granted. Each has its own evidence of when the allocation ends.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Origin {
+pub enum GrantOrigin {
     /// The device plugin API: Allocate, for one container.
     #[default]
     DevicePlugin,
@@ -62,7 +62,7 @@ pub enum Origin {
     Claim(Arc<ClaimRequest>),
 }
 
-impl Origin {
+impl GrantOrigin {
     /// The claim's request; `None` for a grant of the device plugin.
     #[must_use]
     pub fn claim(&self) -> Option<&ClaimRequest> {

@@ -10,7 +10,7 @@
 //! live allocation, the store's counter stays above every number that was used, and those ended allocations
 //! that a source may show again are pruned last ([`EndedAllocation::may_be_shown_again`]).
 
-use crate::grants::allocation::{Allocation, Decision, End, EndReason, Holder, Origin};
+use crate::grants::allocation::{Allocation, Decision, End, EndReason, GrantOrigin, Holder};
 use crate::grants::claim::{Claim, ClaimRequest};
 use crate::ids::names::{AllocationId, DeviceId, Resource};
 use std::borrow::Borrow;
@@ -221,7 +221,7 @@ pub struct Entry {
     /// How and when it ended.
     pub ended: End,
     /// The API of the kubelet through which it was granted.
-    pub origin: Origin,
+    pub origin: GrantOrigin,
     overlapped: bool,
     devices: Arc<[DeviceId]>,
     common: Arc<Common>,
@@ -385,7 +385,7 @@ fn record_len(
     resource: &Resource,
     devices: &[DeviceId],
     held: [Option<&str>; 4],
-    origin: &Origin,
+    origin: &GrantOrigin,
     decision: &Decision,
 ) -> usize {
     /// Key, field names, numbers and times.

@@ -120,7 +120,7 @@ mod tests {
     use super::*;
     use crate::evidence::pods::PodsView;
     use crate::evidence::pods::tests::{pod, resource, view};
-    use crate::grants::allocation::{Allocation, Decision, Holder, Origin};
+    use crate::grants::allocation::{Allocation, Decision, GrantOrigin, Holder};
     use crate::ids::names::AllocationId;
     use crate::ids::time::Now;
     use crate::node::change::{Change, Entry};
@@ -146,7 +146,7 @@ mod tests {
             resource: resource(),
             devices: Vec::new(),
             granted_wall_ms: 0,
-            origin: Origin::DevicePlugin,
+            origin: GrantOrigin::DevicePlugin,
             holder: Holder {
                 pod_uid: Some("waits".into()),
                 container: Some("main".into()),

@@ -7,7 +7,7 @@
 
 use crate::evidence::reconcile::end_changes;
 use crate::grants::allocate::{check_answer, check_counters, check_enforceable, check_room, new_allocation};
-use crate::grants::allocation::{Allocation, EndReason, Origin};
+use crate::grants::allocation::{Allocation, EndReason, GrantOrigin};
 use crate::grants::claim::{CLAIM_PODS_MAX, Claim, ClaimPod, ClaimRequest};
 use crate::ids::names::{DeviceId, Resource};
 use crate::ids::time::Now;
@@ -68,7 +68,7 @@ pub fn prepare(ledger: &Ledger, wanted: &ClaimToPrepare, answer_is_final: bool, 
             Ok(terms) => terms,
             Err(refusal) => return verdict(Vec::new(), Some(refusal)),
         };
-        let origin = Origin::Claim(Arc::new(ClaimRequest {
+        let origin = GrantOrigin::Claim(Arc::new(ClaimRequest {
             claim: wanted.claim.clone(),
             request: request.name.clone(),
             pods: recorded_pods(wanted),

@@ -8,7 +8,7 @@ use crate::drain::marks::{Drain, Empty, Marks};
 use crate::evidence::pods::{PodState, PodsView};
 use crate::evidence::runtime::RuntimeView;
 use crate::evidence::sighting::{BlockedEnds, Sighting};
-use crate::grants::allocation::{Allocation, End, EndReason, Holder, Origin};
+use crate::grants::allocation::{Allocation, End, EndReason, GrantOrigin, Holder};
 use crate::grants::history::History;
 use crate::hardware::device_access::DeviceAccess;
 use crate::hardware::gpu::{Links, ScanError, UnidentifiedGpu, Usage};
@@ -367,7 +367,7 @@ impl Ledger {
                 a.holder.update_from(holder);
             }),
             Change::ClaimPodsChanged { id, pods } => self.with_live(*id, |a| {
-                if let Origin::Claim(request) = &mut a.origin {
+                if let GrantOrigin::Claim(request) = &mut a.origin {
                     Arc::make_mut(request).pods.clone_from(pods);
                 }
                 a.holder = a.origin.holder();

@@ -1,7 +1,7 @@
 //! A node for tests of this crate and of crates that show allocations. Its ledger results from scans and
 //! grants alone.
 
-use berth_kernel::grants::allocation::{Allocation, Decision, EndReason, Holder, Origin};
+use berth_kernel::grants::allocation::{Allocation, Decision, EndReason, GrantOrigin, Holder};
 use berth_kernel::hardware::gpu::{Inventory, Mig, Part};
 use berth_kernel::hardware::process::{Owner, PodProcess, Process, ProcessIdentity, ProcessVisibility, Uses};
 use berth_kernel::ids::names::{AllocationId, DeviceId, GpuId, PartId, Resource};
@@ -101,7 +101,7 @@ impl Node {
             resource: shared(),
             devices: vec![device],
             granted_wall_ms: 0,
-            origin: Origin::DevicePlugin,
+            origin: GrantOrigin::DevicePlugin,
             holder: Holder { pod_uid: known(pod), container: known(container), ..Holder::default() },
             overlapped: false,
             decision: Decision::default(),

@@ -1,6 +1,6 @@
 //! The device list of one resource for the kubelet (I3).
 
-use crate::grants::allocation::Origin;
+use crate::grants::allocation::GrantOrigin;
 use crate::ids::names::{DeviceId, PartId, Resource};
 use crate::node::ledger::Ledger;
 use crate::sharing::breaker::Phase;
@@ -67,7 +67,7 @@ pub fn listing(ledger: &Ledger, resource: &Resource) -> Vec<ListedDevice> {
 /// Whether a container holds a device that the kubelet assigned to it.
 fn is_held_by_pod(ledger: &Ledger, device: &Device) -> bool {
     let newest = device.holders.last().and_then(|id| ledger.live.get(id));
-    newest.is_some_and(|newest| newest.origin == Origin::DevicePlugin)
+    newest.is_some_and(|newest| newest.origin == GrantOrigin::DevicePlugin)
 }
 
 /// Devices that a kubelet counts as free: listed Healthy, and held by no allocation.

@@ -5,7 +5,7 @@ use berth_kernel::drain::marks::{
     AtDeadline, MARKS_MAX, MARKS_TEXT_BYTES_MAX, Mark, MarkKind, Marks, Order, Owner,
 };
 use berth_kernel::grants::allocation::{
-    Allocation, DEVICES_PER_ALLOCATION_MAX, Decision, End, EndReason, Holder, Limits, Origin as GrantOrigin,
+    Allocation, DEVICES_PER_ALLOCATION_MAX, Decision, End, EndReason, GrantOrigin, Holder, Limits,
 };
 use berth_kernel::grants::claim::{Claim, ClaimPod, ClaimRequest};
 use berth_kernel::hardware::gpu::{Mig, Part, Reading};

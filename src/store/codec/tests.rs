@@ -2,9 +2,7 @@
 
 use super::*;
 use berth_kernel::drain::marks::{AtDeadline, MARKS_MAX, Mark, MarkKind, Marks, Order, Owner};
-use berth_kernel::grants::allocation::{
-    Allocation, Decision, End, EndReason, Holder, Limits, Origin as GrantOrigin,
-};
+use berth_kernel::grants::allocation::{Allocation, Decision, End, EndReason, GrantOrigin, Holder, Limits};
 use berth_kernel::grants::claim::{Claim, ClaimPod, ClaimRequest};
 use berth_kernel::grants::history::weight;
 use berth_kernel::hardware::gpu::{Mig, Part};

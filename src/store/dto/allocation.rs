@@ -1,7 +1,7 @@
 //! The serialized form of allocations.
 
 use berth_kernel::grants::allocation::{
-    self as kernel, DEVICES_PER_ALLOCATION_MAX, Decision, End, EndReason, Limits, Origin,
+    self as kernel, DEVICES_PER_ALLOCATION_MAX, Decision, End, EndReason, GrantOrigin, Limits,
 };
 use berth_kernel::grants::claim;
 use berth_kernel::ids::names::{AllocationId, DeviceId, PartId, Resource, SHARE_NUMBER_MAX};
@@ -72,9 +72,9 @@ impl Claim {
         Self { uid, namespace, name, request: request.request.clone(), pods }
     }
 
-    fn into_kernel(self) -> Origin {
+    fn into_kernel(self) -> GrantOrigin {
         let pods = self.pods.into_iter().map(|(uid, name)| claim::ClaimPod { uid, name });
-        Origin::Claim(Arc::new(claim::ClaimRequest {
+        GrantOrigin::Claim(Arc::new(claim::ClaimRequest {
             claim: claim::Claim { uid: self.uid, namespace: self.namespace, name: self.name },
             request: self.request,
             pods: pods.collect(),
@@ -137,7 +137,7 @@ impl Allocation {
             resource: Resource::parse(&self.resource).map_err(|e| e.to_string())?,
             devices: ungroup_devices(self.devices)?,
             granted_wall_ms: self.granted_ms,
-            origin: self.claim.map_or(Origin::DevicePlugin, Claim::into_kernel),
+            origin: self.claim.map_or(GrantOrigin::DevicePlugin, Claim::into_kernel),
             holder: self.holder,
             overlapped: self.overlapped,
             decision: Decision {

@@ -2,7 +2,7 @@ use super::*;
 use berth_kernel::evidence::limits::LimitSupport;
 use berth_kernel::evidence::pods::{Pod, PodContainer, PodsSource, PodsView, Stage};
 use berth_kernel::evidence::runtime::RuntimeView;
-use berth_kernel::grants::allocation::{Decision, Origin};
+use berth_kernel::grants::allocation::{Decision, GrantOrigin};
 use berth_kernel::hardware::gpu::Mig;
 use berth_kernel::hardware::mig::MigStrategy;
 use berth_kernel::ids::names::{AllocationId, GpuId, PartId};
@@ -112,7 +112,7 @@ fn node() -> Arc<Ledger> {
         resource: Resource::parse("nvidia.com/gpu").unwrap(),
         devices: Vec::new(),
         granted_wall_ms: at(1_920).wall_ms,
-        origin: Origin::DevicePlugin,
+        origin: GrantOrigin::DevicePlugin,
         holder: Holder::default(),
         overlapped: false,
         decision: Decision::default(),
@@ -185,7 +185,7 @@ fn a_view_made_from_another_equals_a_new_one() {
         resource: Resource::parse("nvidia.com/gpu").unwrap(),
         devices: Vec::new(),
         granted_wall_ms: at(0).wall_ms,
-        origin: Origin::DevicePlugin,
+        origin: GrantOrigin::DevicePlugin,
         holder: Holder { pod: pod.map(str::to_owned), ..Holder::default() },
         overlapped: false,
         decision: Decision::default(),

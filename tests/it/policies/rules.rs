@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use berth_kernel::evidence::pods::{Pod, PodContainer, PodsSource, PodsView, Stage};
-use berth_kernel::grants::allocation::{Allocation, Decision, Holder, Origin};
+use berth_kernel::grants::allocation::{Allocation, Decision, GrantOrigin, Holder};
 use berth_kernel::hardware::gpu::Reading;
 use berth_kernel::ids::names::{AllocationId, DeviceId};
 use berth_kernel::node::change::Change;
@@ -44,7 +44,7 @@ impl Scene {
                 resource: resource(SHARED),
                 devices: vec![device.clone()],
                 granted_wall_ms: NOW.wall_ms - 5_000,
-                origin: Origin::DevicePlugin,
+                origin: GrantOrigin::DevicePlugin,
                 holder: Holder { namespace: namespace.map(String::from), ..Holder::default() },
                 overlapped: false,
                 decision: Decision::default(),

@@ -2,7 +2,7 @@
 
 use crate::support::gpus::part;
 use berth_kernel::drain::marks::{Mark, Marks};
-use berth_kernel::grants::allocation::{Allocation, Decision, EndReason, Holder, Limits, Origin};
+use berth_kernel::grants::allocation::{Allocation, Decision, EndReason, GrantOrigin, Holder, Limits};
 use berth_kernel::hardware::gpu::Part;
 use berth_kernel::ids::names::{AllocationId, DeviceId, Digest, GpuId, PartId, Resource};
 use berth_kernel::ids::time::Now;
@@ -101,7 +101,7 @@ fn granted(store: u32, number: u64, resource: &Resource, devices: Vec<DeviceId>,
         resource: resource.clone(),
         devices,
         granted_wall_ms: 1_000 + number,
-        origin: Origin::DevicePlugin,
+        origin: GrantOrigin::DevicePlugin,
         holder: Holder::default(),
         overlapped: false,
         decision: Decision {

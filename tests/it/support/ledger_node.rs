@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use berth_kernel::grants::allocation::{Allocation, Decision, Holder, Origin};
+use berth_kernel::grants::allocation::{Allocation, Decision, GrantOrigin, Holder};
 use berth_kernel::hardware::gpu::{Link, Links, Mig, Part, Path, Usage};
 use berth_kernel::ids::names::{AllocationId, DeviceId, GpuId, PartId, Resource};
 use berth_kernel::ids::time::Now;
@@ -144,7 +144,7 @@ impl LedgerNode {
             resource: resource(name),
             devices: vec![device],
             granted_wall_ms: NOW.wall_ms - 5_000,
-            origin: Origin::DevicePlugin,
+            origin: GrantOrigin::DevicePlugin,
             holder: Holder { pod_uid: Some(format!("uid-{number}")), ..Holder::default() },
             overlapped: false,
             decision: Decision::default(),

@@ -3,7 +3,7 @@ use crate::drain::eviction::EvictionMethod;
 use crate::drain::marks::{AtDeadline, Author, Order, Owners};
 use crate::evidence::pods::tests::pod_without_containers;
 use crate::evidence::pods::{PodOwner, PodsSource, PodsView};
-use crate::grants::allocation::{Decision, Holder, Origin};
+use crate::grants::allocation::{Decision, GrantOrigin, Holder};
 use crate::hardware::gpu::{Inventory, Part};
 use crate::ids::names::{DeviceId, GpuId, PartId, Resource};
 use crate::node::change::Entry;
@@ -81,7 +81,7 @@ impl Node {
             resource: resource(),
             devices: parts.iter().map(|part| DeviceId { part: id(part), share: Some(share) }).collect(),
             granted_wall_ms: 0,
-            origin: Origin::DevicePlugin,
+            origin: GrantOrigin::DevicePlugin,
             holder: Holder {
                 pod_uid: pod_uid.map(Into::into),
                 container: pod_uid.map(|_| container.into()),

@@ -202,7 +202,7 @@ fn a_container_granted_again_makes_a_drained_gpu_draining() {
         resource: resource(),
         devices: vec![DeviceId::whole(gpu().as_part())],
         granted_wall_ms: 0,
-        origin: crate::grants::allocation::Origin::DevicePlugin,
+        origin: crate::grants::allocation::GrantOrigin::DevicePlugin,
         holder: crate::grants::allocation::Holder::default(),
         overlapped: false,
         decision: crate::grants::allocation::Decision::default(),

@@ -54,7 +54,7 @@ fn grant(ledger: &mut Ledger, number: u64, devices: &[usize], when: u64) {
         resource: resource(),
         devices: devices.iter().map(|i| device(*i)).collect(),
         granted_wall_ms: START + when,
-        origin: Origin::DevicePlugin,
+        origin: GrantOrigin::DevicePlugin,
         holder: Holder::default(),
         overlapped: false,
         decision: Decision::default(),

@@ -1,7 +1,7 @@
 //! Compares the history with a list of whole allocations.
 
 use super::*;
-use crate::grants::allocation::{Decision, EndReason, Holder, Origin};
+use crate::grants::allocation::{Decision, EndReason, GrantOrigin, Holder};
 use crate::ids::names::{PartId, Resource};
 use crate::policy::decider::Decider;
 use proptest::prelude::*;
@@ -15,7 +15,7 @@ fn allocation(number: u64, shape: u8) -> Allocation {
             .unwrap(),
         devices: (0..u32::from(shape % 4)).map(|n| DeviceId::share(&part, n)).collect(),
         granted_wall_ms: number,
-        origin: Origin::DevicePlugin,
+        origin: GrantOrigin::DevicePlugin,
         holder: Holder {
             namespace: text(2, "default"),
             pod: text(4, &format!("pod-{number}")),

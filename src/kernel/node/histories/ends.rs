@@ -3,7 +3,7 @@
 use super::held::Held;
 use super::world::{World, gpu, resource};
 use crate::evidence::kubelet_view::ReconcileView;
-use crate::grants::allocation::{Allocation, Holder, Origin};
+use crate::grants::allocation::{Allocation, GrantOrigin, Holder};
 use crate::ids::names::{DeviceId, PartId};
 use crate::node::change::{Change, Entry};
 use crate::node::command::Command;
@@ -36,7 +36,7 @@ impl World {
                 Change::Granted(Allocation {
                     id,
                     holder: Holder { pod_uid: Some(uid), .. },
-                    origin: Origin::DevicePlugin,
+                    origin: GrantOrigin::DevicePlugin,
                     devices,
                     ..
                 }) => {

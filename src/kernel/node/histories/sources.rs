@@ -7,7 +7,7 @@ use crate::drain::eviction::EvictionOutcome;
 use crate::drain::eviction_plan::{due_requests, is_being_evicted};
 use crate::drain::marks::Marks;
 use crate::evidence::pods::{Pod, PodsSource, PodsView, Stage};
-use crate::grants::allocation::{Allocation, EndReason, Origin};
+use crate::grants::allocation::{Allocation, EndReason, GrantOrigin};
 use crate::hardware::gpu::Inventory;
 use crate::hardware::process::{Owner, PodProcess, Process, ProcessIdentity, ProcessVisibility, Uses};
 use crate::node::change::{Change, Entry};
@@ -45,7 +45,7 @@ impl World {
     }
 
     fn of_device_plugin(&self) -> impl Iterator<Item = &Arc<Allocation>> {
-        self.ledger.live.values().filter(|a| a.origin == Origin::DevicePlugin)
+        self.ledger.live.values().filter(|a| a.origin == GrantOrigin::DevicePlugin)
     }
 
     /// The kubelet writes the status of its pods.

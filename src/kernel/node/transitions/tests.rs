@@ -1,6 +1,6 @@
 use super::*;
 use crate::drain::marks::{Author, Order, Owners};
-use crate::grants::allocation::{Decision, Holder, Origin};
+use crate::grants::allocation::{Decision, GrantOrigin, Holder};
 use crate::hardware::gpu::{Inventory, Part};
 use crate::hardware::process::{Owner, Process, ProcessIdentity, Uses};
 use crate::ids::names::{AllocationId, DeviceId, GpuId, Resource};
@@ -106,7 +106,7 @@ impl Node {
             resource: Resource::parse("nvidia.com/gpu.shared").unwrap(),
             devices: vec![DeviceId { part: gpu().as_part().clone(), share: Some(0) }],
             granted_wall_ms: 5,
-            origin: Origin::DevicePlugin,
+            origin: GrantOrigin::DevicePlugin,
             holder: Holder::default(),
             overlapped: false,
             decision: Decision { by: vec!["timeslice@1".into()], ..Decision::default() },

@@ -1,7 +1,7 @@
 //! A store that remembers as many ended allocations as it may.
 
 use anyhow::{Context as _, Result};
-use berth_kernel::grants::allocation::{Allocation, Decision, End, EndReason, Holder, Limits, Origin};
+use berth_kernel::grants::allocation::{Allocation, Decision, End, EndReason, GrantOrigin, Holder, Limits};
 use berth_kernel::grants::history::HISTORY_ALLOCATIONS_MAX;
 use berth_kernel::ids::names::{AllocationId, DeviceId, PartId, Resource};
 use berth_kernel::node::ports::Store as _;
@@ -43,7 +43,7 @@ pub(crate) fn ended(store: u32, number: u64) -> Result<Allocation> {
         resource: Resource::parse("nvidia.com/gpu.shared")?,
         devices: vec![DeviceId::share(&part, share)],
         granted_wall_ms: 1_770_000_000_000 + number,
-        origin: Origin::DevicePlugin,
+        origin: GrantOrigin::DevicePlugin,
         holder: Holder {
             namespace: Some(namespace.into()),
             pod: Some(format!("trainer-7c9d8f6b5-{number:05}")),

@@ -1,7 +1,7 @@
 //! How large the store becomes under allocations that come and go for ever, and what an append costs.
 
 use anyhow::Context;
-use berth_kernel::grants::allocation::{Allocation, Decision, End, EndReason, Holder, Limits, Origin};
+use berth_kernel::grants::allocation::{Allocation, Decision, End, EndReason, GrantOrigin, Holder, Limits};
 use berth_kernel::grants::history::HISTORY_ALLOCATIONS_MAX;
 use berth_kernel::ids::names::{AllocationId, DeviceId, PartId, Resource};
 use berth_kernel::node::ports::Store;
@@ -92,7 +92,7 @@ fn allocation(number: u64, ended: bool) -> Record {
         resource: Resource::parse("nvidia.com/gpu.shared").expect("a name"),
         devices: (0..2).map(|i| DeviceId { part: part((number + i) % 16), share: Some(share) }).collect(),
         granted_wall_ms: 1_770_000_000_000 + number,
-        origin: Origin::DevicePlugin,
+        origin: GrantOrigin::DevicePlugin,
         holder: Holder {
             namespace: Some("machine-learning".into()),
             pod: Some(format!("trainer-{number}")),

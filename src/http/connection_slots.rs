@@ -233,7 +233,7 @@ pub(crate) struct Slot {
     requests_in_progress: AtomicU32,
     /// Whether one of its requests was authenticated.
     is_authenticated: AtomicBool,
-    /// Since when it has no request in progress, milliseconds after `began`.
+    /// Since when it has no request in progress and its client reads, milliseconds after `began`.
     idle_since: AtomicU64,
     /// Since when its client reads nothing of a response, milliseconds after `began` plus one; 0: it reads.
     unread_since: AtomicU64,
@@ -346,7 +346,10 @@ impl Slot {
     pub(crate) fn set_reading(&self, takes: bool) {
         match (takes, self.unread_since.load(Ordering::Relaxed)) {
             (true, 0) | (false, 1..) => {}
-            (true, _) => self.unread_since.store(0, Ordering::Relaxed),
+            (true, _) => {
+                self.idle_since.store(millis(self.began), Ordering::Relaxed);
+                self.unread_since.store(0, Ordering::Relaxed);
+            }
             (false, 0) => self.unread_since.store(millis(self.began) + 1, Ordering::Relaxed),
         }
     }
@@ -381,16 +384,16 @@ impl Slot {
 
     /// Whether it is idle, or does not read, for too long.
     pub(crate) fn is_over(&self, now: u64) -> bool {
-        let idle = !self.is_handling() && passed(now, self.idle_since.load(Ordering::Relaxed)) > IDLE_MAX;
-        let unread = match self.unread_since.load(Ordering::Relaxed) {
-            0 => false,
+        // The end of a response that its client has yet to read is no end.
+        let idle_or_unread = match self.unread_since.load(Ordering::Relaxed) {
+            0 => !self.is_handling() && passed(now, self.idle_since.load(Ordering::Relaxed)) > IDLE_MAX,
             since => passed(now, since - 1) > UNREAD_MAX,
         };
         let slow = match self.taken_until.load(Ordering::Relaxed) {
             0 => false,
             until => now > until - 1,
         };
-        idle || unread || slow
+        idle_or_unread || slow
     }
 }
 
@@ -595,6 +598,21 @@ mod tests {
         slow.set_reading(false);
         slow.set_reading(true);
         assert!(!slow.is_over(u64::try_from(UNREAD_MAX.as_millis()).unwrap() * 2));
+    }
+
+    #[test]
+    fn a_client_has_a_minute_to_read_a_response_that_the_daemon_has_ended() {
+        let one = slot();
+        drop(one.work());
+        let after =
+            |wait: Duration| one.is_over(millis(one.began) + u64::try_from(wait.as_millis()).unwrap());
+        let second = Duration::from_secs(1);
+        assert!(!after(IDLE_MAX) && after(IDLE_MAX + second));
+        one.set_reading(false);
+        assert!(!after(IDLE_MAX + second), "it is not idle");
+        assert!(after(UNREAD_MAX + second));
+        one.set_reading(true);
+        assert!(!after(IDLE_MAX) && after(IDLE_MAX + second), "it is idle once it reads");
     }
 
     #[test]

@@ -76,6 +76,11 @@ pub(super) fn socket_id(path: &Path) -> Option<FileId> {
     is_socket.then(|| FileId::of(&metadata))
 }
 
+/// The id of kubelet.sock, or of the target of a symbolic link to it.
+pub(super) fn kubelet_id(settings: &Settings) -> Result<FileId, NoSocket> {
+    socket_metadata(&settings.kubelet_socket()).map(|metadata| FileId::of(&metadata))
+}
+
 /// The id of the kubelet's checkpoint in this folder, whatever its file type.
 pub(super) fn checkpoint_id(folder: &Path) -> Option<FileId> {
     fs::symlink_metadata(folder.join(CHECKPOINT_FILE)).ok().map(|metadata| FileId::of(&metadata))

@@ -8,7 +8,7 @@ use super::checkpoint::{self, Checkpoint, CheckpointError};
 use super::container_ends::ContainerEnds;
 use super::device_list::DeviceLists;
 use super::disputes::Disputes;
-use super::folder::{FileId, FolderState, checkpoint_id};
+use super::folder::{FileId, FolderState, checkpoint_id, kubelet_id};
 use super::pod_resources::PodResources;
 use super::settings::{ReconcileTiming, Settings};
 use berth_core::keeper::CommandError;
@@ -313,9 +313,10 @@ impl Reconciler {
     }
 
     /// The age of the kubelet's socket. One older than this process counts from moment 0, any other
-    /// from when it was first seen, which cannot be before its creation.
+    /// from when it was first seen, which cannot be before its creation. The file is read here, since the folder's watcher
+    /// may be late: what a new kubelet does not show would count as gone from the old one.
     fn kubelet_age(&self) -> Option<KubeletAge> {
-        let id = self.folder_state.borrow().kubelet.ok()?;
+        let id = kubelet_id(&self.settings).ok()?;
         let mut first_seen = self.kubelet_first_seen.lock();
         let since = match *first_seen {
             Some((known, since)) if known == id => since,

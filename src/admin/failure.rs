@@ -48,6 +48,7 @@ impl IntoFailure for Refusal {
         match &self {
             Refusal::UnknownDevice { .. } => problem(Kind::UnknownDevice),
             Refusal::NotOffered { .. }
+            | Refusal::OtherApi { .. }
             | Refusal::Cordoned { .. }
             | Refusal::Unhealthy { .. }
             | Refusal::Vanished { .. }
@@ -74,6 +75,12 @@ impl IntoFailure for Refusal {
                 .action(Operation::GetStack),
             Refusal::MarksChanged { gpu } => problem(Kind::Changed)
                 .hint("read the drain state before you repeat the request")
+                .action(Action::new(Operation::GetGpu, &[("uuid", gpu.as_str())])),
+            Refusal::ViaChanged { gpu } => problem(Kind::Changed)
+                .hint("read the GPU before you repeat the request")
+                .action(Action::new(Operation::GetGpu, &[("uuid", gpu.as_str())])),
+            Refusal::CannotMoveYet { gpu, .. } => problem(Kind::State)
+                .hint("it is moved by itself when that has ended")
                 .action(Action::new(Operation::GetGpu, &[("uuid", gpu.as_str())])),
             Refusal::PolicyChanged { .. } => problem(Kind::Changed)
                 .hint("read the policy before you repeat the request"),

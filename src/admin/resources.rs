@@ -18,3 +18,4 @@ pub(crate) mod processes;
 pub(crate) mod stack;
 pub(crate) mod stack_entries;
 pub(crate) mod trials;
+pub(crate) mod via;

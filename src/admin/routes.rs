@@ -3,9 +3,9 @@
 
 use crate::resources::{
     access, allocations, comparisons, decisions, drains, driver, events, gpus, health, history, node, pages,
-    policies, processes, stack, trials,
+    policies, processes, stack, trials, via,
 };
-use crate::row::{DRAIN, POLICY, Row, STACK, page, row};
+use crate::row::{DRAIN, POLICY, Row, STACK, VIA, page, row};
 use actix_web::{HttpRequest, HttpResponse};
 use berth_api::{ChangeNote, Kind, StackChange, StackReset};
 use berth_http::{Audience, CompressedFile, RouteTable};
@@ -16,7 +16,7 @@ const API: &str = "/api/v1";
 
 /// All routes.
 #[rustfmt::skip]
-pub(crate) static ROWS: [Row; 54] = [
+pub(crate) static ROWS: [Row; 57] = [
     row!(Get, "/api/v1/node", node::show, "node", "getNode").cached(),
     row!(Post, "/api/v1/node/nvml/release", driver::release, "node", "releaseDriver").body_optional().kinds(&[(409, Kind::State)]),
     row!(Post, "/api/v1/node/nvml/resume", driver::resume, "node", "resumeDriver"),
@@ -30,6 +30,9 @@ pub(crate) static ROWS: [Row; 54] = [
     row!(Put, "/api/v1/gpus/{uuid}/drain", drains::start, "gpus", "drainGpu").body_optional().if_match(&DRAIN).kinds(&[(409, Kind::NoApiServer)]),
     row!(Delete, "/api/v1/gpus/{uuid}/drain", drains::stop, "gpus", "stopDrainOfGpu").query::<drains::OwnerQuery>().if_match(&DRAIN),
     row!(Get, "/api/v1/gpus/{uuid}/drain/preview", drains::preview, "gpus", "previewDrainOfGpu").query::<drains::PreviewQuery>().kinds(&[(409, Kind::NoApiServer)]),
+    row!(Get, "/api/v1/gpus/{uuid}/via", via::show, "gpus", "getApiOfGpu"),
+    row!(Put, "/api/v1/gpus/{uuid}/via", via::order, "gpus", "moveGpu").if_match(&VIA).kinds(&[(409, Kind::NoApiServer)]),
+    row!(Delete, "/api/v1/gpus/{uuid}/via", via::cancel, "gpus", "cancelMoveOfGpu").if_match(&VIA),
     row!(Put, "/api/v1/gpus/{uuid}/health", drains::mark_healthy, "gpus", "markGpuHealthy").kinds(&[(409, Kind::State)]),
     row!(Get, "/api/v1/gpus/{uuid}/history", history::of_gpu, "gpus", "getGpuHistory").query::<history::GpuQuery>().cached(),
     row!(Get, "/api/v1/gpus/{uuid}/processes", processes::list, "processes", "listGpuProcesses").cached(),

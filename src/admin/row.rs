@@ -52,6 +52,12 @@ pub(crate) static DRAIN: Condition = Condition {
     example: "\"active\"",
     changed: "Another client changed the drain state first",
 };
+/// The API of a GPU.
+pub(crate) static VIA: Condition = Condition {
+    about: "Only if the GPU's API of the kubelet still has this ETag, from GET /api/v1/gpus/{uuid}/via",
+    example: "\"devicePlugin-5d41402abc4b2a76\"",
+    changed: "Another client gave an order first, or the GPU was moved",
+};
 /// The active stack.
 pub(crate) static STACK: Condition = Condition {
     about: "Only if the active stack is still at this revision",

@@ -108,6 +108,8 @@ pub struct NodeFacts {
     pub api_server: Option<StartStep>,
     /// The guard; `None` where no daemon follows one.
     pub guard: Option<berth_api::Guard>,
+    /// The DRA driver; `None` if it is not enabled.
+    pub dra: Option<berth_api::Dra>,
     /// Why a policy of the active stack cannot be called, if so. The daemon retries.
     pub uncallable: Option<String>,
     /// Whether the node's labels are up to date; `None` if labels are not configured.

@@ -4,6 +4,7 @@ use super::values::values;
 use berth_kernel::evidence::attribution::Attributions;
 use berth_kernel::evidence::{limits, part_use};
 use berth_kernel::grants::allocation as kernel;
+use berth_kernel::grants::claim::ClaimRequest;
 use berth_kernel::ids::names::Resource;
 use berth_kernel::ids::time::rfc3339;
 use serde::{Deserialize, Serialize};
@@ -49,6 +50,9 @@ pub struct Allocation {
     /// The container that holds it; absent until a source has shown it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub holder: Option<Holder>,
+    /// The request of a ResourceClaim that it is for; absent if a container has it from the device plugin.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub claim: Option<AllocationClaim>,
     /// Whether a later grant includes some of its devices, and no reconcile pass has shown yet which of the two is
     /// live.
     pub overlapped: bool,
@@ -94,6 +98,40 @@ pub struct Holder {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = "main")]
     pub container: Option<String>,
+}
+
+/// The request of a ResourceClaim that an allocation is for. The allocation is held until the kubelet unprepares the claim.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct AllocationClaim {
+    /// The claim's namespace.
+    #[schema(example = "default")]
+    pub namespace: String,
+    /// The claim's name.
+    #[schema(example = "trainer-0-gpu-x2k9p")]
+    pub name: String,
+    /// The claim's UID.
+    #[schema(example = "6a1f5b0e-2f63-4b0a-9f57-0e0c6f4b8a11")]
+    pub uid: String,
+    /// The request's name in the claim.
+    #[schema(example = "gpu")]
+    pub request: String,
+    /// The names of the pods that the claim is reserved for, at most eight.
+    #[schema(example = json!(["trainer-0"]))]
+    pub pods: Vec<String>,
+}
+
+impl AllocationClaim {
+    fn of(request: &ClaimRequest) -> Self {
+        let ClaimRequest { claim, request, pods } = request;
+        Self {
+            namespace: claim.namespace.clone(),
+            name: claim.name.clone(),
+            uid: claim.uid.clone(),
+            request: request.clone(),
+            pods: pods.iter().map(|pod| pod.name.clone()).collect(),
+        }
+    }
 }
 
 /// The decision to grant an allocation, with its terms.
@@ -322,6 +360,7 @@ impl Allocation {
             gpus: gpus.into_iter().map(String::from).collect(),
             granted_at: rfc3339(allocation.granted_wall_ms),
             holder: Holder::of(&allocation.holder),
+            claim: allocation.origin.claim().map(AllocationClaim::of),
             overlapped: allocation.overlapped,
             limits: limits.map(|(limits, by)| AllocationLimits {
                 memory_mib: limits.memory_mib,

@@ -3,6 +3,7 @@
 use super::drain::Drain;
 use super::health::HealthState;
 use super::values::values;
+use super::via::Via;
 use berth_kernel::hardware::gpu as kernel;
 use berth_kernel::sharing::offer;
 use serde::{Deserialize, Serialize};
@@ -84,6 +85,9 @@ pub struct GpuSummary {
     pub health: Health,
     /// The GPU's drain state.
     pub drain: Drain,
+    /// The API of the kubelet through which the GPU is granted; absent from releases with one API.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub via: Option<Via>,
     /// The advertised, held and free devices of each resource.
     pub resources: Vec<ResourceUse>,
     /// How busy the GPU is, percent of the time in which a kernel ran (NVML's `utilization.gpu`); absent if the last

@@ -18,11 +18,12 @@ mod shape;
 mod stack;
 mod trial;
 mod values;
+mod via;
 
 pub use access::{Access, AccessRight};
 pub use allocation::{
-    Allocation, AllocationLimits, AllocationList, AllocationState, Decision, End, EndReason, EnforcedBy,
-    GpuLimit, Holder, LimitState, Limits, PartUse, SharedUse,
+    Allocation, AllocationClaim, AllocationLimits, AllocationList, AllocationState, Decision, End, EndReason,
+    EnforcedBy, GpuLimit, Holder, LimitState, Limits, PartUse, SharedUse,
 };
 pub use berth_kernel::ids::time::rfc3339;
 pub use berth_kernel::policy::hooks::MODULE_BYTES_MAX;
@@ -46,8 +47,8 @@ pub use gpu::{
 pub use health::HealthState;
 pub use history::{GpuHistory, GpuSample, PodHistory, PodSample};
 pub use node::{
-    Alive, BypassAction, Check, Counts, DeviceListStrategy, DriverRelease, GpuLimits, Guard, Node, NotFree,
-    NotFreeState, Ready, ReleaseOrder, ResourceState, StepState,
+    Alive, BypassAction, Check, Counts, DeviceListStrategy, Dra, DriverRelease, GpuLimits, Guard, Node,
+    NotFree, NotFreeState, Ready, ReleaseOrder, ResourceState, StepState,
 };
 pub use policy::{Hook, Policy, PolicyDetail, PolicyList, parameters};
 pub use problem::{Action, Kind, Operation, Problem};
@@ -62,6 +63,7 @@ pub use stack::{
     StackReset, StackSource, TrialOffer, TrialResource, gone,
 };
 pub use trial::{NewTrial, Trial, TrialCall, TrialOutcome, TrialRequest};
+pub use via::{KubeletApi, Via, ViaOrder, ViaState};
 
 /// The text, or `None` if it is empty.
 #[must_use]

@@ -61,6 +61,9 @@ pub struct Node {
     /// The guard, which shows the containers of the node before they run; absent from releases without it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub guard: Option<Guard>,
+    /// The DRA driver; absent if it is not enabled.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dra: Option<Dra>,
     /// The reason why no allocation ends at present.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hold: Option<String>,
@@ -86,6 +89,34 @@ pub struct Node {
     pub warnings: Vec<String>,
     /// Numbers of objects.
     pub counts: Counts,
+}
+
+/// The DRA driver, and the ResourceSlices of the GPUs that are granted through it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Dra {
+    /// The driver's name.
+    #[schema(example = "gpu.nvidia.com")]
+    pub driver: String,
+    /// Whether the kubelet has registered it.
+    pub registered: bool,
+    /// Why it is not registered.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(example = "the kubelet has not called it yet")]
+    pub why: Option<String>,
+    /// The generation of the node's pool of ResourceSlices; 0 before the first was published.
+    #[schema(example = 3)]
+    pub generation: i64,
+    /// The number of published devices.
+    #[schema(example = 8)]
+    pub devices: usize,
+    /// Whether the API server drops the taints of devices, so that those that are to be given to no further claim are left
+    /// out instead.
+    pub drops_taints: bool,
+    /// Why the ResourceSlices are not up to date.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(example = "no answer within 15 s")]
+    pub slices_error: Option<String>,
 }
 
 /// The guard, a plugin of the container runtime in a process of its own. Without it the holder of an allocation is

@@ -5,6 +5,7 @@ use crate::drain::{Cordon, DrainOrder, MarkHealthy};
 use crate::node::ReleaseOrder;
 use crate::stack::{NewStack, Rollback};
 use crate::trial::NewTrial;
+use crate::via::ViaOrder;
 use serde::de::DeserializeOwned;
 
 /// A JSON request body with an example.
@@ -41,6 +42,14 @@ impl Shape for DrainOrder {
 
 impl Shape for MarkHealthy {
     const EXAMPLE: &'static str = r#"{"state": "healthy", "reason": "reseated"}"#;
+}
+
+impl Shape for ViaOrder {
+    const EXAMPLE: &'static str = r#"{"api": "dra", "reason": "new jobs use claims"}"#;
+    const NAMED_EXAMPLES: &'static [(&'static str, &'static str)] = &[
+        ("By the device plugin API", r#"{"api": "devicePlugin", "reason": "tried from Swagger UI"}"#),
+        ("By claims", r#"{"api": "dra", "reason": "tried from Swagger UI"}"#),
+    ];
 }
 
 impl Shape for NewStack {

@@ -12,6 +12,7 @@
 mod access;
 mod admin_api;
 mod configuration;
+mod dra;
 mod exit_signals;
 mod progress;
 mod reload;
@@ -31,6 +32,7 @@ use berth_core::{KernelHandle, PolicyService, RunningCore};
 use berth_kernel::node::ports::Gpus;
 use berth_wasm::WasmPolicies;
 use configuration::Configuration;
+use dra::DraChannels;
 use progress::Progress;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -82,6 +84,7 @@ struct Base {
     progress: Arc<Progress>,
     admin_address: SocketAddr,
     labels: LabelChannels,
+    dra: DraChannels,
     configuration: Option<Configuration>,
     /// Tasks that run until the stop.
     tasks: JoinSet<()>,

@@ -10,6 +10,7 @@ use crate::names::{GpuIndices, pod_name, scheduling_of, unidentified};
 use crate::output::Column::{Lines, Name, Whole};
 use crate::output::{Out, facts, fitted, joined, or_dash, table};
 use crate::process;
+use crate::via::{ViaArgs, via_text};
 use berth_api::{
     AllocationList, Cordon, Device, DeviceState, DrainState, Gpu, GpuList, GpuSummary, Health, HealthState,
     HealthTurn, Link, Mark, MarkHealthy, MarkKind, Part, ResourceUse,
@@ -49,6 +50,15 @@ typically 10 to 60 s after its last pod ended. `berth gpu uncordon` ends a drain
   berth gpu drain 0 --evict --deadline 10m --at-deadline delete --wait
   berth gpu drain 0 --stop")]
     Drain(DrainArgs),
+    /// Show or change through which API of the kubelet a GPU is granted
+    #[command(after_help = "\
+Pods keep what they hold. The GPU is moved when nothing holds it through the former API, \
+at least 30 s after the order; until then an order for the former API cancels the move. \
+The DRA driver must be enabled (`dra.enabled: true`).
+  berth gpu via 3
+  berth gpu via 3 dra --wait
+  berth gpu via 3 device-plugin")]
+    Via(ViaArgs),
     /// Mark unhealthy GPUs as healthy, until the next error
     MarkHealthy {
         /// Index, UUID, or the beginning of it; several are marked in turn
@@ -125,6 +135,7 @@ pub(crate) fn run(command: &GpuCommand, client: &Client, out: &mut Out) -> anyho
             })
         }
         GpuCommand::Drain(args) => super::drain::run(args, client, out),
+        GpuCommand::Via(args) => super::via::run(args, client, out),
         GpuCommand::MarkHealthy { gpus, reason } => {
             let mark = MarkHealthy { state: HealthState::Healthy, reason: reason.clone() };
             let change = |uuid: &str| client.put(&format!("/gpus/{}/health", escaped(uuid)), &mark, None);
@@ -293,7 +304,9 @@ fn not_normal(gpu: &GpuSummary) -> Option<String> {
     let closed = (gpu.drain.state != DrainState::Active).then(|| drain(&gpu.drain));
     let bypass = (gpu.bypasses > 0).then(|| bypasses(gpu.bypasses));
     let excluded = gpu.excluded.then(|| EXCLUDED.to_owned());
-    let all: Vec<_> = [bad, excluded, closed, bypass].into_iter().flatten().collect();
+    let via =
+        gpu.via.as_ref().filter(|via| !via.is_device_plugin()).map(|via| format!("via {}", via_text(via)));
+    let all: Vec<_> = [bad, excluded, closed, via, bypass].into_iter().flatten().collect();
     (!all.is_empty()).then(|| all.join("; "))
 }
 
@@ -321,6 +334,7 @@ fn show(gpu: &Gpu, pods: Option<&AllocationList>, indices: &GpuIndices, wide: bo
         ),
         ("healthy again", heals(summary)),
         ("scheduling", if summary.excluded { EXCLUDED.into() } else { drain(&summary.drain) }),
+        ("via", summary.via.as_ref().map(via_text).unwrap_or_default()),
         (
             "memory MiB",
             format!(

@@ -31,5 +31,6 @@ mod top;
 mod trial;
 pub mod upload;
 pub mod usage;
+mod via;
 
 pub use command::{DaemonCommand, not_watched, run};

@@ -5,7 +5,7 @@ use crate::names::{runs, scheduling};
 use crate::output::Column::{Name, Whole};
 use crate::output::{Out, facts, fitted, or_dash};
 use berth_api::{
-    ConfigurationState, DrainState, Guard, Node, NotFree, ResourceState, SettingProblem, StackSource,
+    ConfigurationState, Dra, DrainState, Guard, Node, NotFree, ResourceState, SettingProblem, StackSource,
     StepState,
 };
 use clap::Subcommand;
@@ -53,6 +53,7 @@ fn show(node: &Node) -> String {
         ("allocations", format!("{} live, {} ended", counts.allocations, counts.ended_allocations)),
         ("stack", stack(node)),
         ("guard", node.guard.as_ref().map(guard).unwrap_or_default()),
+        ("dra", node.dra.as_ref().map(dra).unwrap_or_default()),
         ("bypasses", bypasses),
     ]);
     let failed = node.checks.iter().filter(|check| !check.ok);
@@ -103,6 +104,19 @@ fn guard(guard: &Guard) -> String {
             format!("{version}, connected to {runtime}{action}; {}", memory_limits(guard))
         }
     }
+}
+
+/// The state of the DRA driver.
+fn dra(dra: &Dra) -> String {
+    let registered = match (&dra.why, dra.registered) {
+        (_, true) => "registered".to_owned(),
+        (why, false) => format!("not registered: {}", or_dash(why.as_ref())),
+    };
+    let slices = match &dra.slices_error {
+        Some(why) => format!("its ResourceSlices are not up to date: {why}"),
+        None => format!("{} devices published", dra.devices),
+    };
+    format!("{}, {registered}; {slices}", dra.driver)
 }
 
 /// Where the guard can limit the memory of containers.

@@ -2,12 +2,14 @@
 //! drained, and publishes the state of GPUs as events, node condition and node labels. All of it is optional: Allocate
 //! works with the data of the kubelet alone.
 
+mod claims;
 mod client;
 mod condition;
 mod events;
 mod evict;
 mod label_writer;
 mod labels;
+mod moves;
 mod node_label;
 pub mod node_labels;
 mod pending_event;
@@ -16,8 +18,10 @@ mod pod_watch;
 mod pods;
 mod reviews;
 mod settings;
+mod slices;
 mod wait;
 
+pub use claims::Claims;
 pub use client::{ConnectError, NodeInfo, connect, error_chain, node_info};
 pub use evict::EvictionCheck;
 pub use label_writer::{LabelChannels, LabelSettings};
@@ -25,7 +29,8 @@ pub use node_label::{LABEL_READ_MAX, node_label};
 pub use pod::convert_pod;
 pub use reviews::{ReviewError, Reviews, User};
 pub use settings::{
-    ApiServer, ApiServerStatus, NodeLabelState, NodeLabelTask, OtherWriter, Settings, WatchedLabel,
+    ApiServer, ApiServerStatus, DraTask, NodeLabelState, NodeLabelTask, OtherWriter, Settings, SlicesState,
+    WatchedLabel,
 };
 pub use wait::{BACKOFF_MAX, RetryAfter};
 
@@ -38,6 +43,7 @@ use tokio::task::JoinSet;
 /// took are applied.
 pub struct ClusterTasks {
     link: watch::Receiver<ApiServerStatus>,
+    claims: Claims,
     /// Set once the tasks may connect.
     connect: watch::Sender<bool>,
     /// One task, or none without an API server.
@@ -49,6 +55,12 @@ impl ClusterTasks {
     #[must_use]
     pub fn link(&self) -> watch::Receiver<ApiServerStatus> {
         self.link.clone()
+    }
+
+    /// What reads claims.
+    #[must_use]
+    pub fn claims(&self) -> Claims {
+        self.claims.clone()
     }
 
     /// Allows the tasks to connect to the API server, if one is configured. The daemon calls this after the first scan,
@@ -65,13 +77,15 @@ impl ClusterTasks {
 pub fn start(settings: Settings, kernel: KernelHandle, mut batches: Batches) -> ClusterTasks {
     let (mut tasks, (connect, may_connect)) = (JoinSet::new(), watch::channel(false));
     if settings.api_server == ApiServer::Off {
-        return ClusterTasks { link: watch::channel(ApiServerStatus::Off).1, connect, _tasks: tasks };
+        let (link, claims) = (watch::channel(ApiServerStatus::Off).1, Claims::new(watch::channel(None).1));
+        return ClusterTasks { link, claims, connect, _tasks: tasks };
     }
+    let (client_sender, client) = watch::channel(None);
     let (link_sender, link) = watch::channel(ApiServerStatus::Connecting { last_error: None });
     tasks.spawn(async move {
-        Box::pin(run(&settings, &kernel, &link_sender, &mut batches, may_connect)).await;
+        Box::pin(run(&settings, &kernel, &link_sender, &client_sender, &mut batches, may_connect)).await;
     });
-    ClusterTasks { link, connect, _tasks: tasks }
+    ClusterTasks { link, claims: Claims::new(client), connect, _tasks: tasks }
 }
 
 /// Connects, with retries, and then runs the tasks that need a client; never returns. Events are collected from the
@@ -80,6 +94,7 @@ async fn run(
     settings: &Settings,
     kernel: &KernelHandle,
     link: &watch::Sender<ApiServerStatus>,
+    connected: &watch::Sender<Option<kube::Client>>,
     batches: &mut Batches,
     mut may_connect: watch::Receiver<bool>,
 ) {
@@ -88,6 +103,7 @@ async fn run(
         // An error means that the tasks are being aborted.
         let _ = may_connect.wait_for(|may_connect| *may_connect).await;
         let client = client::connect_with_retries(settings, link).await;
+        connected.send_replace(Some(client.clone()));
         tokio::join!(
             pods::keep(settings, client.clone(), kernel, link),
             evict::keep(settings, client.clone(), kernel),
@@ -98,6 +114,14 @@ async fn run(
                     labels::keep(settings, client.clone(), work).await;
                 } else if let Some(other_writer) = &settings.other_writer {
                     labels::poll_other_writer(settings, client.clone(), other_writer).await;
+                }
+            },
+            async {
+                if let Some(task) = &settings.dra {
+                    tokio::join!(
+                        slices::keep(settings, client.clone(), kernel, task),
+                        moves::keep(settings, client.clone(), kernel, task),
+                    );
                 }
             },
             async {

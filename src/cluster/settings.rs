@@ -2,6 +2,8 @@
 
 use super::node_labels::Labels;
 use super::wait::{self, RetryAfter};
+use berth_kernel::ids::names::GpuId;
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::Duration;
 use tokio::sync::watch;
@@ -48,6 +50,8 @@ pub struct Settings {
     pub other_writer: Option<watch::Sender<OtherWriter>>,
     /// The label of the node object to watch, if any.
     pub watched_label: Option<WatchedLabel>,
+    /// The DRA driver whose ResourceSlices are published, if any.
+    pub dra: Option<DraTask>,
 }
 
 impl Settings {
@@ -71,6 +75,7 @@ impl Settings {
             labels: None,
             other_writer: None,
             watched_label: None,
+            dra: None,
         }
     }
 }
@@ -105,6 +110,32 @@ pub enum NodeLabelState {
     Done,
     /// Not all are set, and why.
     Not(String),
+}
+
+/// The DRA driver, and the state of what is published of it.
+#[derive(Clone, Debug)]
+pub struct DraTask {
+    /// The driver's name.
+    pub driver: String,
+    /// Whether the kubelet has registered the driver.
+    pub registered: watch::Receiver<bool>,
+    /// Receives the state of the ResourceSlices.
+    pub state: watch::Sender<SlicesState>,
+}
+
+/// The ResourceSlices as the API server last showed them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SlicesState {
+    /// The generation of the pool; 0 before the first was published.
+    pub generation: i64,
+    /// The number of devices.
+    pub devices: usize,
+    /// GPUs that are to be granted through the device plugin API, whose devices have a taint for that or are left out.
+    pub moving: BTreeSet<GpuId>,
+    /// Whether the API server drops taints, so that devices with one are left out.
+    pub drops_taints: bool,
+    /// Why they are not up to date; `None` if they are.
+    pub error: Option<String>,
 }
 
 /// Whether another writer's label is on the node object, as of the last check.

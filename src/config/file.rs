@@ -4,6 +4,7 @@ use super::admin::AdminFile;
 use super::args::ApiServerMode;
 use super::cdi::{CdiFile, RuntimeFile};
 use super::checks::{BadSetting, Checks, bad, in_range};
+use super::dra::DraFile;
 use super::edits::EditsFile;
 use super::gpus::{GpusFile, HealthFile, ProcessesFile};
 use super::guard::{BypassFile, EnforceFile, GuardFile};
@@ -61,6 +62,7 @@ pub struct FileConfig {
     pub(super) guard: Option<GuardFile>,
     pub(super) enforce: Option<EnforceFile>,
     pub(super) bypass: Option<BypassFile>,
+    pub(super) dra: Option<DraFile>,
     pub(super) rounds: Option<RoundsFile>,
     pub(super) timing: Option<TimingFile>,
     pub(super) trusted_keys: Option<Vec<TrustedKeyFile>>,
@@ -183,6 +185,7 @@ pub(super) struct TimingFile {
     bypass_ms: Option<u64>,
     drained_ms: Option<u64>,
     evict_again_ms: Option<u64>,
+    via_ms: Option<u64>,
 }
 
 impl TimingFile {
@@ -196,6 +199,7 @@ impl TimingFile {
             bypass_ms: self.bypass_ms.unwrap_or(defaults.bypass_ms),
             drained_ms: self.drained_ms.unwrap_or(defaults.drained_ms),
             evict_again_ms: self.evict_again_ms.unwrap_or(defaults.evict_again_ms),
+            via_ms: self.via_ms.unwrap_or(defaults.via_ms),
             ..defaults.clone()
         }
     }
@@ -279,6 +283,7 @@ impl FileConfig {
             guard: self.guard.or(base.guard),
             enforce: self.enforce.or(base.enforce),
             bypass: self.bypass.or(base.bypass),
+            dra: self.dra.or(base.dra),
             rounds: self.rounds.or(base.rounds),
             timing: self.timing.or(base.timing),
             trusted_keys: self.trusted_keys.or(base.trusted_keys),

@@ -6,6 +6,7 @@ mod args;
 mod cdi;
 mod checks;
 mod choice;
+mod dra;
 mod edits;
 mod file;
 mod gpus;
@@ -21,6 +22,7 @@ pub use args::{ApiServerMode, ChoiceArgs, ServeArgs};
 pub use cdi::{CdiGenerate, CdiSettings, RUNTIME_FILES};
 pub use checks::{BadSetting, BadSettings, ConfigError};
 pub use choice::{Choice, Chosen};
+pub use dra::DraSettings;
 pub use file::{FileConfig, StackEntryConfig};
 pub use gpus::{GpuSource, ProcessSettings};
 pub use nvidia::args::NvidiaArgs;
@@ -68,6 +70,8 @@ pub struct Config {
     pub containers: ContainerSettings,
     /// The guard, and the daemon's connection to it; a change needs a restart.
     pub guard: berth_guard::Settings,
+    /// The DRA driver; a change needs a restart.
+    pub dra: DraSettings,
     /// What GPUs are offered as.
     pub offers: OfferSettings,
     /// What makes a GPU unhealthy, and how often that is checked.
@@ -293,20 +297,21 @@ impl Config {
         let guard = file.guard.take().unwrap_or_default();
         let source = gpus.as_ref().map(|gpus| &gpus.source).ok();
         let guard = guard.resolve(source, enforcement, kubelet.device_plugins_dir.clone(), &mut checks);
+        let api_server = api_server(args.api_server.or(file.api_server), kubeconfig);
+        let dra = file.dra.take().unwrap_or_default();
+        let (dra, via) = dra.resolve(api_server != ApiServer::Off, &mut checks);
         checks.finish()?;
         let name = node_name(args.node_name.clone().or(file.node_name));
         Ok(Self {
             node: NodeSettings { name, state_dir, decisions },
             kubelet,
             gpus: gpus?,
-            cluster: ClusterSettings {
-                api_server: api_server(args.api_server.or(file.api_server), kubeconfig),
-                labels,
-            },
+            cluster: ClusterSettings { api_server, labels },
             admin: admin?,
             observe: ObserveSettings { log: args.log.or(file.log).unwrap_or_default(), tracing },
             containers: ContainerSettings { edits, auto_strategy, cdi },
             guard,
+            dra,
             offers: OfferSettings { resource: resource?, mig_strategy, stack },
             health: HealthSettings {
                 xids: health_checks.rules(health.ignored_xids),
@@ -317,6 +322,7 @@ impl Config {
                 overcommit_percent: percent(overcommit),
                 enforcement,
                 bypass,
+                via,
                 history,
                 trusted_keys,
             },

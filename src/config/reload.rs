@@ -220,6 +220,7 @@ impl Config {
             observe,
             containers,
             guard,
+            dra,
             offers,
             health,
             rules,
@@ -270,11 +271,13 @@ impl Config {
         needs.note(&["guard"], &self.guard.socket, socket);
         needs.note(&["guard"], &self.guard.nri_socket, nri_socket);
         needs.note(&["guard"], &self.guard.cgroup_root, cgroup_root);
+        needs.note(&["dra"], &self.dra, dra);
         let OfferSettings { resource: _, mig_strategy: _, stack: _ } = offers;
         let HealthSettings { xids: _, scan_interval: _ } = health;
         // The signatures of all known versions are checked with the keys at the start.
-        let Rules { timing: _, overcommit_percent: _, enforcement, bypass: _, history: _, trusted_keys } =
+        let Rules { timing: _, overcommit_percent: _, enforcement, bypass: _, via, history: _, trusted_keys } =
             rules;
+        needs.note(&["dra"], &self.rules.via, via);
         // The guard, a process of its own, reads it at its start.
         needs.note(&["enforce"], &self.rules.enforcement, enforcement);
         needs.note(&["trustedKeys"], &self.rules.trusted_keys, trusted_keys);
@@ -411,7 +414,7 @@ mod tests {
     }
 
     /// Each key of the file, with a value that differs from that of [`BASE`].
-    const CHANGED: [(&str, &str); 35] = [
+    const CHANGED: [(&str, &str); 36] = [
         ("nodeName", "other"),
         ("kubeletDir", "/other"),
         ("kubeletRootDir", "/other"),
@@ -442,6 +445,7 @@ mod tests {
         ("guard", "{ socket: /other }"),
         ("enforce", "{ memory: require }"),
         ("bypass", "{ action: strip }"),
+        ("dra", "{ driver: example.com }"),
         ("containerEdits", "{ passDeviceSpecs: true, nvidiaDevRoot: /dev-root }"),
         ("rounds", "{ listEveryMs: 1 }"),
         ("timing", "{ retireMs: 1 }"),

@@ -3,6 +3,7 @@
 use crate::keeper::{Applied, CommandError, CommandResult, Snapshot};
 use crate::stack::Baseline;
 use berth_kernel::grants::allocation::Allocation;
+use berth_kernel::grants::prepare::ClaimToPrepare;
 use berth_kernel::hardware::gpu::Reading;
 use berth_kernel::node::change::Change;
 use berth_kernel::node::command::{Attempt, NewStack};
@@ -11,6 +12,7 @@ use berth_kernel::node::rules::Rules;
 use berth_kernel::policy::decider::Decider;
 use berth_kernel::policy::hooks::{AdmitRequest, PlaceRequest, Placement};
 use berth_kernel::policy::stack::{Stack, StackEntry};
+use std::sync::Arc;
 use tokio::sync::oneshot;
 
 /// Jobs that the kubelet waits for.
@@ -19,6 +21,11 @@ pub(crate) enum KubeletJob {
         request: AdmitRequest,
         attempt: Attempt,
         reply: oneshot::Sender<Result<Granted, CommandError>>,
+    },
+    /// The requests' answers are replaced by those of the stack.
+    Prepare {
+        claim: ClaimToPrepare,
+        reply: oneshot::Sender<Result<Prepared, CommandError>>,
     },
     Place {
         request: PlaceRequest,
@@ -99,6 +106,23 @@ impl Granted {
             _ => None,
         })?;
         Some(Self { allocation, snapshot: applied.snapshot })
+    }
+}
+
+/// The allocations of a claim, and the ledger that holds them.
+#[derive(Clone, Debug)]
+pub struct Prepared {
+    /// The allocations, one for each request.
+    pub allocations: Vec<Arc<Allocation>>,
+    /// The ledger after the command.
+    pub snapshot: Snapshot,
+}
+
+impl Prepared {
+    /// What a claim holds after it was prepared.
+    pub(crate) fn of(applied: Applied, claim_uid: &str) -> Self {
+        let live = applied.snapshot.live.values().filter(|allocation| allocation.is_of_claim(claim_uid));
+        Self { allocations: live.cloned().collect(), snapshot: applied.snapshot }
     }
 }
 

@@ -202,8 +202,8 @@ impl Keeper {
         if !entry.changes.is_empty() {
             self.commit(&entry)?;
         }
-        // An Allocate does not wait for health records, which only the history needs.
-        if !matches!(command_itself, Command::Allocate { .. }) {
+        // A grant does not wait for health records, which only the history needs.
+        if !matches!(command_itself, Command::Allocate { .. } | Command::Prepare { .. }) {
             // The append can take long.
             self.wake_readers();
             let written = self.write_health();

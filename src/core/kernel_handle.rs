@@ -1,6 +1,6 @@
 //! The handle by which the rest of the daemon submits commands to the keeper and the policy thread.
 
-use crate::jobs::{Granted, KubeletJob, OtherJob};
+use crate::jobs::{Granted, KubeletJob, OtherJob, Prepared};
 use crate::keeper::{Applied, CommandError, Handle, Snapshot};
 use crate::lab::recorder::Recorder;
 use crate::refusals::Refusals;
@@ -8,6 +8,7 @@ use crate::shared::Shared;
 use crate::stack::evaluate::outcome;
 use crate::stack::policy_stats::PolicyStats;
 use crate::stack::{Baseline, CallCounters, EntryStats, OfferNotes, PolicyStatuses};
+use berth_kernel::grants::prepare::ClaimToPrepare;
 use berth_kernel::hardware::gpu::{Inventory, Reading, XID};
 use berth_kernel::hardware::triage::{TriageAnswer, baseline_triage};
 use berth_kernel::ids::names::{DeviceId, Resource};
@@ -145,6 +146,26 @@ impl KernelHandle {
         let outcome = outcome(StackAnswer::NotCalled, id);
         self.record(node, now, OwnedQuestion::Admit(request.clone()), outcome);
         granted
+    }
+
+    /// Prepares a claim: grants its requests the devices that the scheduler chose; durable before `Ok`. A claim that is
+    /// prepared keeps its allocations. The answers in its requests are replaced by those of the stack.
+    ///
+    /// # Errors
+    /// If a request is refused or fails. Nothing was granted then, except possibly after [`CommandError::Late`]: the
+    /// kubelet prepares the claim again, or unprepares it.
+    pub async fn prepare(&self, claim: ClaimToPrepare) -> Result<Prepared, CommandError> {
+        let (reply, answer) = oneshot::channel();
+        send(&self.kubelet_jobs, KubeletJob::Prepare { claim, reply })?;
+        within(answer).await?
+    }
+
+    /// Ends the allocations of a claim, if it has any; durable before `Ok`.
+    ///
+    /// # Errors
+    /// If the ends could not be recorded.
+    pub async fn unprepare(&self, claim_uid: String) -> Result<Applied, CommandError> {
+        self.execute(Command::Unprepare { claim: claim_uid }).await
     }
 
     /// Records a decision without a call of a policy.

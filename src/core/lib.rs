@@ -33,7 +33,7 @@ pub use clock::SystemClock;
 pub use driver_access::{DriverAccess, ReleaseError, ReleaseOrder};
 pub use gpu_watch::{GpuWatch, InventoryScanner};
 pub use guard_driver_use::{GuardDriverState, GuardDriverUse};
-pub use jobs::{ActivateError, FileStack, Granted, Reconfiguration, Unprepared};
+pub use jobs::{ActivateError, FileStack, Granted, Prepared, Reconfiguration, Unprepared};
 pub use kernel_handle::KernelHandle;
 pub use lab::Lab;
 pub use policies::PolicyService;

@@ -3,15 +3,16 @@
 //! One thread suffices, since the kubelet calls serially and a policy call takes tens of microseconds. The
 //! kubelet's jobs go first; offers are evaluated again when no job waits.
 
-use crate::jobs::{ActivateError, FileStack, Granted, KubeletJob, OtherJob, Reconfiguration};
+use crate::jobs::{ActivateError, FileStack, Granted, KubeletJob, OtherJob, Prepared, Reconfiguration};
 use crate::keeper::{Applied, CommandError, Handle, Snapshot};
 use crate::lab::recorder::Recorder;
 use crate::log_limit::LogLimit;
 use crate::shared::Shared;
-use crate::stack::evaluate::outcome;
+use crate::stack::evaluate::{outcome, prepared_outcome};
 use crate::stack::fault_log::FaultLog;
 use crate::stack::policy_stats::PolicyStats;
 use crate::stack::{Baseline, DryRun, Evaluation, FAULTS_TO_SUSPEND, Faults, OfferNotes, Offers};
+use berth_kernel::grants::prepare::ClaimToPrepare;
 use berth_kernel::hardware::gpu::Reading;
 use berth_kernel::hardware::health::Health;
 use berth_kernel::hardware::judgement::TriagedReading;
@@ -176,6 +177,12 @@ impl Worker {
             KubeletJob::Allocate { request, attempt, reply } => {
                 let _ = reply.send(self.allocate(&request, attempt));
             }
+            // The kubelet has given up; it will want the claim prepared again, or unprepared.
+            KubeletJob::Prepare { reply, .. } if reply.is_closed() => {}
+            KubeletJob::Prepare { claim, reply } => {
+                let prepared = self.prepare(claim, || reply.is_closed());
+                let _ = reply.send(prepared);
+            }
             KubeletJob::Place { request, reply } => {
                 let node = self.keeper.snapshot();
                 // The journal records the request as policies see it.
@@ -292,6 +299,46 @@ impl Worker {
             let id = granted.as_ref().map(|granted| Some(granted.allocation.id)).map_err(ToString::to_string);
             self.record(&node, OwnedQuestion::Admit(request.clone()), evaluated, outcome(stack_answer, id));
             return granted;
+        }
+    }
+
+    /// Evaluates the stack for each request of a claim, and submits the answers to the keeper; repeats both once if the
+    /// node changed in between. Nothing is submitted if `is_abandoned`: the kubelet may have unprepared the claim since.
+    fn prepare(
+        &self,
+        mut claim: ClaimToPrepare,
+        is_abandoned: impl Fn() -> bool,
+    ) -> Result<Prepared, CommandError> {
+        let mut again = false;
+        loop {
+            let node = self.keeper.snapshot();
+            let questions: Vec<AdmitRequest> =
+                claim.requests.iter().map(|request| claim.question(request)).collect();
+            let mut all_evaluated = Vec::new();
+            for (request, question) in claim.requests.iter_mut().zip(&questions) {
+                let (answer, evaluated) = match self.baseline.get().mps_denial(&question.resource) {
+                    Some(denial) => (denial, Evaluated { now: self.clock.now(), calls: Vec::new() }),
+                    None => self.evaluate(&node, Hook::Admit, |evaluation| evaluation.admit(question)),
+                };
+                request.answer = answer;
+                all_evaluated.push(evaluated);
+            }
+            if is_abandoned() {
+                return Err(CommandError::Stopping);
+            }
+            let evaluated = (!again).then_some(node.generation);
+            let prepared = match self.keeper.execute(Command::Prepare { claim: claim.clone(), evaluated }) {
+                Err(CommandError::Refused(Refusal::Moved)) if !again => {
+                    again = true;
+                    continue;
+                }
+                result => result.map(|applied| Prepared::of(applied, &claim.claim.uid)),
+            };
+            for ((request, question), evaluated) in claim.requests.iter().zip(questions).zip(all_evaluated) {
+                let outcome = prepared_outcome(request, &prepared);
+                self.record(&node, OwnedQuestion::Admit(question), evaluated, outcome);
+            }
+            return prepared;
         }
     }
 

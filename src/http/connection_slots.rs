@@ -384,7 +384,7 @@ impl Slot {
 
     /// Whether it is idle, or does not read, for too long.
     pub(crate) fn is_over(&self, now: u64) -> bool {
-        // The end of a response that its client has yet to read is no end.
+        // A connection is not idle while its client has not read the whole response.
         let idle_or_unread = match self.unread_since.load(Ordering::Relaxed) {
             0 => !self.is_handling() && passed(now, self.idle_since.load(Ordering::Relaxed)) > IDLE_MAX,
             since => passed(now, since - 1) > UNREAD_MAX,

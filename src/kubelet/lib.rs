@@ -1,4 +1,4 @@
-//! The kubelet front end: device plugin registration, device lists, Allocate, and reconciliation
+//! The kubelet front end: device plugin registration, device lists, Allocate, the DRA driver, and reconciliation
 //! with the kubelet's records. No other crate uses gRPC.
 //!
 //! ```text
@@ -9,6 +9,7 @@
 //!      connections   which connections to it are served, and which are closed
 //!      device_plugin the five calls of the API
 //!      device_list   the device list that its streams send
+//!   dra           the DRA driver: registration, claims, CDI specifications, health
 //!   reconciler ── pod_resources, checkpoint, folder: the kubelet's APIs and files
 //!   pods_api      the kubelet's pods, watched where it serves them
 //!   parse, convert, device_nodes, status: the only users of the wire types
@@ -26,6 +27,7 @@ mod device_nodes;
 mod device_plugin;
 mod device_plugins;
 mod disputes;
+pub mod dra;
 mod edits;
 mod folder;
 mod parse;

@@ -58,7 +58,8 @@ pub(super) fn allocate_request(
         granted.extend(devices);
     }
     check_count(resource, granted.len())?;
-    let request = AdmitRequest { resource: resource.clone(), devices: granted.into_iter().collect() };
+    let request =
+        AdmitRequest { resource: resource.clone(), devices: granted.into_iter().collect(), claim: None };
     Ok((request, containers))
 }
 

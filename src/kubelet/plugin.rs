@@ -22,7 +22,8 @@ use super::folder::{FileId, FolderState, SOCKET_PREFIX, socket_id};
 use super::register::{RegisterOutcome, register};
 use super::rival;
 use super::settings::Settings;
-use super::socket::Socket;
+use super::socket::{PLUGIN_CALLS_MAX, Socket};
+use super::wire::v1beta1::device_plugin_server::DevicePluginServer;
 use crate::socket_path::NoSocket;
 use berth_kernel::ids::names::Resource;
 use berth_observe::counters::{RegistrationOutcome, RegistrationState};
@@ -36,6 +37,11 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use stream::{Loss, StreamStart, wait_for_zero};
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
+use tonic::service::Routes;
+
+/// The largest request has 2048 available ids and 2047 required ones of at most 65 bytes each on the
+/// wire: 266 KiB.
+const REQUEST_BYTES_MAX: usize = 1024 * 1024;
 
 /// The state of one resource's registration.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -378,8 +384,10 @@ impl Plugin {
         if self.is_served() {
             return true;
         }
-        let service = Service(Arc::clone(&self.handler));
-        match Socket::serve(&self.path, service, self.settings.timeouts.connections) {
+        let service = DevicePluginServer::new(Service(Arc::clone(&self.handler)))
+            .max_decoding_message_size(REQUEST_BYTES_MAX);
+        let services = Routes::new(service);
+        match Socket::serve(&self.path, services, PLUGIN_CALLS_MAX, self.settings.timeouts.connections) {
             Ok(socket) => {
                 self.socket = Some(socket);
                 true

@@ -1,10 +1,8 @@
-//! A plugin's unix socket.
+//! A unix socket on which the kubelet calls.
 
 use super::connections::{Connections, ServedConnection};
-use super::device_plugin::Service;
 use super::folder::{FileId, socket_id};
 use super::timeouts::ConnectionTimeouts;
-use super::wire::v1beta1::device_plugin_server::DevicePluginServer;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -14,13 +12,11 @@ use tokio::net::UnixListener;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_stream::{Stream, StreamExt, wrappers::UnixListenerStream};
+use tonic::service::Routes;
 use tonic::transport::Server;
 
-/// The largest request has 2048 available ids and 2047 required ones of at most 65 bytes each on the
-/// wire: 266 KiB.
-const REQUEST_BYTES_MAX: usize = 1024 * 1024;
-/// Concurrent calls on one connection. The kubelet makes two at most: the stream and an admission.
-const CALLS_MAX: u32 = 32;
+/// Concurrent calls on one connection to a device plugin. The kubelet makes two at most: the stream and an admission.
+pub(super) const PLUGIN_CALLS_MAX: u32 = 32;
 /// The limit of one call's headers.
 const HEADER_BYTES_MAX: u32 = 16 * 1024;
 /// The wait after a failed accept (no descriptors left).
@@ -37,8 +33,14 @@ pub(super) struct Socket {
 }
 
 impl Socket {
-    /// Binds the socket, replacing an existing one, and serves root and this process's user.
-    pub(super) fn serve(path: &Path, service: Service, timeouts: ConnectionTimeouts) -> io::Result<Self> {
+    /// Binds the socket, replacing an existing one, and serves root and this process's user. `calls_max`: concurrent calls on
+    /// one connection.
+    pub(super) fn serve(
+        path: &Path,
+        services: Routes,
+        calls_max: u32,
+        timeouts: ConnectionTimeouts,
+    ) -> io::Result<Self> {
         if socket_id(path).is_some() {
             fs::remove_file(path)?;
         }
@@ -47,20 +49,31 @@ impl Socket {
         let allowed_users = [0, rustix::process::geteuid().as_raw()];
         let connections = Connections::new(path.display().to_string(), allowed_users, timeouts);
         let stop = watch::Sender::new(false);
-        let service = DevicePluginServer::new(service).max_decoding_message_size(REQUEST_BYTES_MAX);
         let incoming = incoming(listener, connections);
         let mut stopped = stop.subscribe();
         let serving = tokio::spawn(async move {
-            let server = Server::builder()
-                .max_concurrent_streams(CALLS_MAX)
+            let mut server = Server::builder()
+                .max_concurrent_streams(calls_max)
                 .http2_max_header_list_size(HEADER_BYTES_MAX);
             // Ends only by the signal, since `incoming` retries failed accepts.
             let signal = async move {
                 let _ = stopped.wait_for(|stop| *stop).await;
             };
-            let _ = server.serve_with_incoming_shutdown(service, incoming, signal).await;
+            let _ = server.add_routes(services).serve_with_incoming_shutdown(incoming, signal).await;
         });
         Ok(Self { path: path.to_owned(), id, stop, serving })
+    }
+
+    /// The socket under another name in the same folder, where it replaces an existing one.
+    ///
+    /// # Errors
+    /// The system's error.
+    pub(super) fn renamed(mut self, path: &Path) -> io::Result<Self> {
+        fs::rename(&self.path, path)?;
+        self.path = path.to_owned();
+        // Where the file system keeps no time of creation, the rename has changed the file's.
+        self.id = socket_id(path);
+        Ok(self)
     }
 
     /// Whether the bound file still exists. A starting kubelet deletes it.

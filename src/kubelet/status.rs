@@ -46,6 +46,12 @@ fn advice(refusal: &Refusal) -> (Code, String) {
         Refusal::Cordoned { gpu, .. } => {
             (Code::FailedPrecondition, format!("run `berth gpu uncordon {gpu}` to allow grants again"))
         }
+        Refusal::OtherApi { gpu, .. } => (
+            Code::FailedPrecondition,
+            format!(
+                "recreate the pod, so that it gets another GPU, or run `berth gpu via {gpu} device-plugin`"
+            ),
+        ),
         Refusal::Unhealthy { gpu, .. } => {
             (Code::FailedPrecondition, format!("`berth gpu show {gpu}` shows when it is checked again"))
         }
@@ -89,6 +95,8 @@ fn advice(refusal: &Refusal) -> (Code, String) {
         | Refusal::StackChanged { .. }
         | Refusal::PolicyChanged { .. }
         | Refusal::MarksChanged { .. }
+        | Refusal::CannotMoveYet { .. }
+        | Refusal::ViaChanged { .. }
         | Refusal::PolicyInUse { .. }
         | Refusal::PolicyShadows { .. }
         | Refusal::UnknownPolicy { .. }

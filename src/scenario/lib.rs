@@ -275,7 +275,7 @@ fn call_all_hooks(
         detail: "fell off the bus".into(),
     };
     let place = PlaceRequest { resource: resource.clone(), available, required: Vec::new(), size: 1 };
-    let admit = AdmitRequest { resource, devices };
+    let admit = AdmitRequest { resource, devices, claim: None };
     for hook in &version.hooks {
         let question = match hook {
             Hook::Describe => continue,

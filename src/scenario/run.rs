@@ -248,7 +248,7 @@ impl Run<'_, '_> {
 
     fn admit(&mut self, resource: &Resource, mut devices: Vec<DeviceId>) -> Result<Allocation, String> {
         devices.sort();
-        let request = AdmitRequest { resource: resource.clone(), devices };
+        let request = AdmitRequest { resource: resource.clone(), devices, claim: None };
         let evaluated = Some(self.node.snapshot().generation);
         let answer = self.node.evaluate(|evaluation| evaluation.admit(&request));
         // The reconcile passes of a scenario only name holders, so none counts as newer than the request.

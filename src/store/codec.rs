@@ -34,6 +34,7 @@ const STACK_ENTRY: u8 = 7;
 const HEALTH: u8 = 8;
 const PAST_STACK: u8 = 9;
 const PAST_STACK_ENTRY: u8 = 10;
+const VIA: u8 = 11;
 
 /// Why bytes could not be decoded as a record.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -68,6 +69,7 @@ pub fn key_bytes(key: &RecordKey) -> Vec<u8> {
         RecordKey::PastStackEntry(revision, i) => {
             named(PAST_STACK_ENTRY, &[revision.to_be_bytes(), (*i as u64).to_be_bytes()].concat())
         }
+        RecordKey::Via(gpu) => named(VIA, gpu.as_str().as_bytes()),
     }
 }
 
@@ -80,6 +82,7 @@ pub fn encode(record: &Record) -> Result<Vec<u8>, StoreError> {
         Record::Meta(meta) => encode_json(&dto::Meta(*meta)),
         Record::Part(part) => encode_json(&dto::Part::from_kernel(part)),
         Record::Marks(_, marks) => encode_json(&dto::Marks::from_kernel(marks)),
+        Record::Via(_, via) => encode_json(&dto::Via::from_kernel(via)),
         Record::Allocation(allocation) => encode_json(&dto::Allocation::from_kernel(allocation)),
         Record::Policy(version) => encode_json(&dto::Policy::from_kernel(version)),
         Record::Stack(head) | Record::PastStack(head) => encode_json(&dto::Stack(head.clone())),
@@ -111,6 +114,7 @@ fn decode_body(key: &[u8], format: u8, body: &[u8]) -> Result<Record, String> {
             Record::Marks(gpu, parse_json::<dto::MarksOfFormat1>(body)?.into_kernel())
         }
         RecordKey::Marks(gpu) => Record::Marks(gpu, parse_json::<dto::Marks>(body)?.into_kernel()?),
+        RecordKey::Via(gpu) => Record::Via(gpu, parse_json::<dto::Via>(body)?.into_kernel()?),
         RecordKey::Allocation(id) => {
             Record::Allocation(parse_json::<dto::Allocation>(body)?.into_kernel(id)?)
         }
@@ -193,6 +197,7 @@ fn parse_key(key: &[u8]) -> Result<RecordKey, String> {
         (HEALTH, _) => RecordKey::Health(gpu()?),
         (PAST_STACK, 8) => RecordKey::PastStack(number(name)?),
         (PAST_STACK_ENTRY, 16) => RecordKey::PastStackEntry(number(&name[..8])?, index(&name[8..])?),
+        (VIA, _) => RecordKey::Via(gpu()?),
         _ => return Err("no record kind has such a key".into()),
     })
 }
@@ -214,6 +219,7 @@ fn describe(key: &[u8]) -> String {
         Ok(RecordKey::Health(gpu)) => format!("record health {gpu}"),
         Ok(RecordKey::PastStack(revision)) => format!("record past stack {revision}"),
         Ok(RecordKey::PastStackEntry(revision, i)) => format!("record past stack {revision} entry {i}"),
+        Ok(RecordKey::Via(gpu)) => format!("record via {gpu}"),
         Err(_) => format!("record with the key {}", key.escape_ascii()),
     }
 }

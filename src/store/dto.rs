@@ -7,10 +7,12 @@
 mod allocation;
 mod marks;
 mod part;
+mod via;
 
 pub(super) use allocation::Allocation;
 pub(super) use marks::{Marks, MarksOfFormat1};
 pub(super) use part::Part;
+pub(super) use via::Via;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;

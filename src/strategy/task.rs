@@ -301,14 +301,15 @@ fn log_no_events(error: &std::io::Error) {
 
 /// What the ledger needs to know of this decision, which was made for its parts as they are in `ledger`.
 fn device_access(found: &Strategy, ledger: &Ledger) -> DeviceAccess {
-    let no_strategy = match &found.resolution {
-        Resolution::NoStrategy(error) => Some(error.to_string().into()),
-        Resolution::Works { .. } => None,
+    let (no_strategy, by_cdi) = match &found.resolution {
+        Resolution::NoStrategy(error) => (Some(error.to_string().into()), false),
+        Resolution::Works { strategies, .. } => (None, strategies.iter().any(|strategy| strategy.is_cdi())),
     };
     let named = |id: &PartId| Some((id.clone(), NamedPart::of(ledger.part(id)?)));
     let named_parts =
         found.named_parts.as_ref().map(|parts| Arc::new(parts.iter().filter_map(named).collect()));
-    DeviceAccess { no_strategy, missing_nodes: found.missing_nodes.as_deref().map(Into::into), named_parts }
+    let missing_nodes = found.missing_nodes.as_deref().map(Into::into);
+    DeviceAccess { no_strategy, by_cdi, missing_nodes, named_parts }
 }
 
 /// Whether a part was added, removed or changed. A change of what containers hold is ignored unless a part left: the

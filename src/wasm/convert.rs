@@ -9,6 +9,7 @@ use super::bindings::berth::policy::types as wit;
 use super::fault;
 use super::view::{Indices, View};
 use berth_kernel::grants::allocation::Limits;
+use berth_kernel::grants::claim::ClaimRequest;
 use berth_kernel::hardware::gpu::Reading;
 use berth_kernel::hardware::triage::{Severity, TriageAnswer};
 use berth_kernel::ids::names::{DeviceId, PartId, Resource};
@@ -58,7 +59,11 @@ impl View {
     fn place_request(&self, request: &PlaceRequest) -> Result<wit::PlaceRequest, Fault> {
         let devices = |ids: &[DeviceId]| self.device_indices(&request.resource, ids);
         Ok(wit::PlaceRequest {
-            request: self.request(&request.resource, request.size)?,
+            request: self.request(
+                &request.resource,
+                self.candidates(&request.resource, request.size),
+                None,
+            )?,
             available: devices(&request.available)?,
             required: devices(&request.required)?,
             size: u32::try_from(request.size).unwrap_or(u32::MAX),
@@ -67,7 +72,11 @@ impl View {
 
     fn admit_request(&self, request: &AdmitRequest) -> Result<wit::AdmitRequest, Fault> {
         Ok(wit::AdmitRequest {
-            request: self.request(&request.resource, request.devices.len())?,
+            request: self.request(
+                &request.resource,
+                self.candidates_of(request),
+                request.claim.as_deref(),
+            )?,
             devices: self.device_indices(&request.resource, &request.devices)?,
         })
     }
@@ -82,14 +91,26 @@ impl View {
         })
     }
 
-    fn request(&self, resource: &Resource, count: usize) -> Result<wit::Request, Fault> {
+    fn request(
+        &self,
+        resource: &Resource,
+        candidates: Vec<wit::Candidate>,
+        claim: Option<&ClaimRequest>,
+    ) -> Result<wit::Request, Fault> {
         let index = self.resource_index(resource);
         Ok(wit::Request {
-            front_end: wit::FrontEnd::DevicePlugin,
+            front_end: if claim.is_some() { wit::FrontEnd::Dra } else { wit::FrontEnd::DevicePlugin },
             resource: index.ok_or_else(|| unknown("resource", resource))?,
-            candidates: self.candidates(resource, count),
+            candidates,
             config: None,
-            claim: None,
+            claim: claim.map(|ClaimRequest { claim, request, .. }| wit::Claim {
+                namespace: claim.namespace.clone(),
+                name: claim.name.clone(),
+                uid: claim.uid.clone(),
+                request: request.clone(),
+                share_id: None,
+                consumed_capacity: Vec::new(),
+            }),
         })
     }
 

@@ -108,6 +108,8 @@ impl Recorded {
             WitQuestion::Admit(admit) => decision::OwnedQuestion::Admit(AdmitRequest {
                 resource: self.resource(admit.request.resource)?,
                 devices: self.ids(&admit.devices)?,
+                // Recorded calls have the candidates themselves.
+                claim: None,
             }),
             WitQuestion::Triage(reading) => decision::OwnedQuestion::Triage(Reading {
                 part: self.indices.part(reading.part).ok_or_else(|| unknown("part", reading.part))?,

@@ -16,6 +16,7 @@ use berth_kernel::hardware::mig::{self, MigStrategy};
 use berth_kernel::ids::names::{DeviceId, GpuId, PartId, Resource};
 use berth_kernel::ids::time::Now;
 use berth_kernel::node::ledger::Ledger;
+use berth_kernel::policy::hooks::AdmitRequest;
 use berth_kernel::sharing::breaker::{Breaker, Phase};
 use berth_kernel::sharing::offer::{Consumes, OfferLine};
 use berth_kernel::sharing::part_state::{Device, PartState, Taken};
@@ -148,6 +149,11 @@ impl View {
     pub(super) fn candidates(&self, resource: &Resource, count: usize) -> Vec<wit::Candidate> {
         let candidates = pod_candidates::candidates(&self.ledger, resource, count);
         candidates.into_iter().map(candidate_to_wit).collect()
+    }
+
+    /// The containers that may be requesting these devices.
+    pub(super) fn candidates_of(&self, request: &AdmitRequest) -> Vec<wit::Candidate> {
+        pod_candidates::candidates_of(&self.ledger, request).into_iter().map(candidate_to_wit).collect()
     }
 
     pub(super) fn part_index(&self, part: &PartId) -> Option<u32> {

@@ -77,6 +77,13 @@ PLAIN = {
         {"rbac": ALL_RIGHTS},
         ("rbac", "own-node"),
     ),
+    "dra.yaml": (
+        "# Replaces the objects of berth.yaml with these names: with the DRA driver (docs/dra.md), its rights, and DeviceClasses.\n"
+        "# Kubernetes 1.34 or newer.\n"
+        "#   kubectl apply -f dra.yaml\n",
+        {"config": {"dra": {"enabled": True}}},
+        ("rbac", "own-node", "daemonset", "deviceclasses"),
+    ),
     "profiles.yaml": (
         "# Replaces the DaemonSet of berth.yaml: exclusive and shared nodes, by the node label berth/profile. Nodes without it\n"
         "# get no pod.\n"
@@ -102,7 +109,7 @@ PLAIN = {
 
 #: What others need comes first, and what holds a right in check before the right.
 _ORDER = ["Namespace", "ServiceAccount", "ConfigMap", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"]
-_ORDER += ["ClusterRole", "ClusterRoleBinding", "NetworkPolicy", "Service", "DaemonSet"]
+_ORDER += ["ClusterRole", "ClusterRoleBinding", "DeviceClass", "NetworkPolicy", "Service", "DaemonSet"]
 
 
 def helm() -> str:

@@ -8,7 +8,7 @@ use actix_web::{HttpRequest, HttpResponse};
 use berth_api::{
     Device, DeviceState, Drain, DrainHolder, DrainHolderState, DrainProgress, DrainState, Gpu, GpuList,
     GpuSummary, Health, HealthState, HealthTurn, Kind, Link, Mark, Mig, OfferLine, Operation, Part, PodOwner,
-    TopHolder, non_empty, rfc3339,
+    TopHolder, Via, non_empty, rfc3339,
 };
 use berth_http::{Caller, Failure, HandlerResult, etag};
 use berth_kernel::drain::eviction_plan::{EvictionStatus, GpuHolder, holders};
@@ -215,6 +215,7 @@ impl View {
             excluded: self.ledger().excluded.contains(id),
             health: self.health(id, state),
             drain: self.drain_of(id, &state.marks),
+            via: Some(Via::of(self.ledger(), id, state, self.now)),
             resources: self.survey.uses.get(id).cloned().unwrap_or_default(),
             utilization_percent: load.and_then(|load| load.utilization_percent).map(u32::from),
             temperature_celsius: load.and_then(|load| load.temperature_celsius),

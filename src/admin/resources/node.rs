@@ -49,6 +49,7 @@ pub(crate) async fn show(state: Data<State>, request: HttpRequest) -> HandlerRes
             Some(view) if guard.connected => guard.with_view(view),
             _ => guard,
         }),
+        dra: facts.dra,
         hold: ledger.ends_withheld.as_deref().map(String::from),
         configuration: facts.configuration,
         stack_revision: ledger.stack.revision,

@@ -16,6 +16,9 @@ use tokio::time::sleep_until;
 /// Interval of the runtime's heartbeat.
 const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(10);
 
+/// What the API shows of the DRA driver.
+type DraFacts = Box<dyn Fn() -> berth_api::Dra + Send>;
+
 /// The state of the daemon's parts, updated during the start and read by requests.
 #[derive(Default)]
 pub(super) struct Progress {
@@ -23,6 +26,7 @@ pub(super) struct Progress {
     registrations: Mutex<Option<watch::Receiver<Registrations>>>,
     cluster: Mutex<Option<watch::Receiver<ApiServerStatus>>>,
     guard: Mutex<Option<watch::Receiver<GuardStatus>>>,
+    dra: Mutex<Option<DraFacts>>,
 }
 
 impl Progress {
@@ -72,6 +76,7 @@ impl Progress {
                 bypass_action: None,
             });
         }
+        facts.dra = self.dra.lock().as_ref().map(|facts| facts());
         facts
     }
 
@@ -88,6 +93,11 @@ impl Progress {
     /// Sets the channel with the state of the guard.
     pub(super) fn set_guard_status(&self, status: watch::Receiver<GuardStatus>) {
         *self.guard.lock() = Some(status);
+    }
+
+    /// Sets what shows the DRA driver.
+    pub(super) fn set_dra(&self, facts: DraFacts) {
+        *self.dra.lock() = Some(facts);
     }
 
     /// Sets the channel with the state of the registrations.

@@ -20,6 +20,7 @@ pub(super) struct Parts {
     pub(super) strategy: StrategySettings,
     pub(super) cluster: berth_cluster::ClusterTasks,
     pub(super) kubelet: berth_kubelet::RunningPlugins,
+    pub(super) driver: Option<berth_kubelet::dra::RunningDriver>,
 }
 
 impl Running {
@@ -43,16 +44,21 @@ impl Running {
         self.base.admin_address
     }
 
-    /// Stops the tasks, the GPU threads and the client of the API server, then the device plugin and the admin API
-    /// together, then the threads of the ledger. Returns after [`Options::stop_max`] at the latest, even if steps
+    /// Stops the tasks, the GPU threads and the client of the API server, then the device plugin, the DRA driver and the
+    /// admin API together, then the threads of the ledger. Returns after [`Options::stop_max`] at the latest, even if steps
     /// remain.
     pub async fn stop(self) {
-        let Parts { admin, gpus, strategy: _, cluster, kubelet } = self.parts;
+        let Parts { admin, gpus, strategy: _, cluster, kubelet, driver } = self.parts;
         let fronts = async {
             drop((gpus, cluster));
             let admin = tokio::task::spawn_blocking(move || admin.stop());
-            let _ = tokio::join!(kubelet.stop(), admin);
+            let driver = async {
+                if let Some(driver) = driver {
+                    driver.stop().await;
+                }
+            };
+            let _ = tokio::join!(kubelet.stop(), driver, admin);
         };
-        self.base.stop(fronts).await;
+        Box::pin(self.base.stop(fronts)).await;
     }
 }

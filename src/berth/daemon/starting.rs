@@ -2,6 +2,7 @@
 
 use super::admin_api::{self, StartingApi};
 use super::configuration::Configuration;
+use super::dra::DraChannels;
 use super::progress::{self, Progress};
 use super::running::Parts;
 use super::setup::{create_state_dir, open_journal};
@@ -91,6 +92,7 @@ impl Starting {
         let mut base = Base {
             labels: LabelChannels::new(config.cluster.labels.clone()),
             admin_address: api.address,
+            dra: DraChannels::new(),
             config,
             options,
             core,
@@ -107,6 +109,7 @@ impl Starting {
         base.tasks.spawn(progress::run_heartbeat(Arc::clone(base.kernel().counters())));
         let cluster = base.start_cluster(published);
         base.follow_guard();
+        base.show_driver();
         let mut starting = Self { base, api, gpu_search, cluster, stored };
         if let Err(error) = starting.base.load_policies().await {
             Box::pin(starting.stop()).await;
@@ -188,6 +191,7 @@ struct Registered {
     gpus: GpuWatch,
     strategy: StrategySettings,
     kubelet: berth_kubelet::RunningPlugins,
+    driver: Option<berth_kubelet::dra::RunningDriver>,
 }
 
 impl Base {
@@ -224,8 +228,8 @@ impl Base {
         };
         let (registered, admin) = tokio::try_join!(Box::pin(register), api.started())?;
         self.tasks.spawn(memory::trim_periodically());
-        let Registered { gpus, strategy, kubelet } = registered;
-        Ok(Parts { admin, gpus, strategy, cluster, kubelet })
+        let Registered { gpus, strategy, kubelet, driver } = registered;
+        Ok(Parts { admin, gpus, strategy, cluster, kubelet, driver })
     }
 
     async fn register(
@@ -261,6 +265,7 @@ impl Base {
             edits: task.edits(),
             reconcile: self.config.reconcile.clone(),
         };
+        let edits = task.edits();
         let front = berth_kubelet::DevicePlugins::new(settings, self.kernel().clone());
         // The adoption, which may wait for a readable checkpoint, ends before the stack offers devices, so that adopted
         // devices keep their share numbers. The strategy is decided before devices are listed, since the kubelet may
@@ -274,10 +279,11 @@ impl Base {
             );
         }
         let kubelet = front.start();
+        let driver = self.start_driver(cluster.claims(), edits);
         self.progress.set_registrations(kubelet.registrations());
         self.start_labels();
         self.tasks.spawn(task.run());
-        Ok(Registered { gpus, strategy, kubelet })
+        Ok(Registered { gpus, strategy, kubelet, driver })
     }
 
     /// Records what the search for GPUs has found.
@@ -303,6 +309,7 @@ impl Base {
         let mut settings = berth_cluster::Settings::new(api_server, node);
         settings.labels = self.labels.node_task();
         settings.other_writer = self.labels.other_writer();
+        settings.dra = self.dra_task();
         settings.watched_label = self.configuration.as_ref().map(Configuration::watched_label);
         let cluster = berth_cluster::start(settings, self.kernel().clone(), batches);
         self.progress.set_cluster_status(cluster.link());

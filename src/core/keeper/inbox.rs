@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 use tokio::sync::{oneshot, watch};
 use tracing::Span;
 
-/// Capacity of the kubelet's inbox: it calls serially, so one command per resource
-/// ([`berth_kernel::sharing::offer::RESOURCES_MAX`] = 64).
+/// Capacity of the kubelet's inbox: it calls the device plugin serially, so one command per resource
+/// ([`berth_kernel::sharing::offer::RESOURCES_MAX`] = 64). Claims beyond it are tried again.
 pub const KUBELET_INBOX: usize = 64;
 /// Capacity of the other inbox: a turn takes well under a millisecond with a disk of 0.2 ms, so a
 /// full inbox is a fraction of a second of work. A full inbox refuses instead of waiting.
@@ -73,13 +73,12 @@ impl Handle {
         (self.kubelet.len(), self.other.len())
     }
 
-    /// Puts a command into an inbox: the kubelet's for Allocate, else the other one.
+    /// Puts a command into an inbox: the kubelet's for its own calls, else the other one.
     ///
     /// # Errors
     /// [`CommandError::Busy`] if the inbox is full, [`CommandError::Stopping`] if the keeper has ended.
     pub fn submit(&self, command: Command) -> Result<oneshot::Receiver<CommandResult>, CommandError> {
-        let is_allocate = matches!(command.unconditional(), Command::Allocate { .. });
-        let inbox = if is_allocate { &self.kubelet } else { &self.other };
+        let inbox = if is_of_kubelet(&command) { &self.kubelet } else { &self.other };
         let (reply, answer) = oneshot::channel();
         match inbox.try_send(Request { command, reply, span: spans::current() }) {
             Ok(()) => Ok(answer),
@@ -202,8 +201,17 @@ pub(super) fn run(mut keeper: Keeper, inboxes: &Inboxes) {
     keeper.disk.close();
 }
 
+/// Whether the kubelet waits for the command, with a pod that starts or ends.
+fn is_of_kubelet(command: &Command) -> bool {
+    let command = command.unconditional();
+    matches!(command, Command::Allocate { .. } | Command::Prepare { .. } | Command::Unprepare { .. })
+}
+
 fn handle_request(keeper: &mut Keeper, request: Request) {
-    if matches!(request.command.unconditional(), Command::Allocate { .. }) && request.reply.is_closed() {
+    // A grant whose caller has left would hold GPUs without a pod.
+    let is_grant =
+        matches!(request.command.unconditional(), Command::Allocate { .. } | Command::Prepare { .. });
+    if is_grant && request.reply.is_closed() {
         return;
     }
     let Request { command, reply, span } = request;

@@ -101,7 +101,11 @@ fn keeper() -> (Keeper, TestDisk, Arc<ManualClock>) {
 
 fn allocate(i: u32) -> Command {
     Command::Allocate {
-        request: AdmitRequest { resource: resource(), devices: vec![DeviceId::whole(gpu(i).as_part())] },
+        request: AdmitRequest {
+            resource: resource(),
+            devices: vec![DeviceId::whole(gpu(i).as_part())],
+            claim: None,
+        },
         answer: StackAnswer::Allow { by: vec!["test".into()], terms: Terms::default() },
         evaluated: None,
         attempt: Attempt::Last { asked_mono_ms: 0 },

@@ -363,7 +363,7 @@ impl<'p> RunningTrial<'p> {
         devices.sort_by_cached_key(|id| (index(id), id.clone()));
         let mut sorted = devices.clone();
         sorted.sort();
-        let request = AdmitRequest { resource: requested.resource.clone(), devices: sorted };
+        let request = AdmitRequest { resource: requested.resource.clone(), devices: sorted, claim: None };
         let answer = match self.baseline.mps_denial(&requested.resource) {
             Some(denial) => denial,
             None => self.evaluate(Hook::Admit, &node, |evaluation| evaluation.admit(&request)),

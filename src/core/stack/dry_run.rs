@@ -115,7 +115,7 @@ impl DryRun<'_> {
                     drop(evaluation.place(&PlaceRequest { resource, available, required, size: 1 }));
                 }
                 (Hook::Admit, Some((resource, device))) => {
-                    drop(evaluation.admit(&AdmitRequest { resource, devices: vec![device] }));
+                    drop(evaluation.admit(&AdmitRequest { resource, devices: vec![device], claim: None }));
                 }
                 (Hook::Triage, _) => {
                     if let Some(part) = node.parts.values().find(|p| p.present && p.part.is_whole_gpu()) {

@@ -3,6 +3,10 @@
 
 use super::baseline::Baseline;
 use super::faults::Faults;
+use crate::jobs::Prepared;
+use crate::keeper::CommandError;
+use berth_kernel::grants::allocation::Allocation;
+use berth_kernel::grants::prepare::RequestToPrepare;
 use berth_kernel::hardware::gpu::Reading;
 use berth_kernel::hardware::judgement::TriagedReading;
 use berth_kernel::hardware::triage::baseline_triage;
@@ -397,6 +401,19 @@ fn check_place(request: &PlaceRequest, answer: &Answer) -> Result<(), String> {
         Answer::Place(placement) => check_placement(request, placement),
         _ => Err("not a placement".into()),
     }
+}
+
+/// The outcome of one request of a claim, all of whose requests are granted or none.
+pub(crate) fn prepared_outcome(
+    request: &RequestToPrepare,
+    prepared: &Result<Prepared, CommandError>,
+) -> Outcome {
+    let id = prepared.as_ref().map(|prepared| {
+        let is_of_request =
+            |a: &&Arc<Allocation>| a.origin.claim().is_some_and(|granted| granted.request == request.name);
+        prepared.allocations.iter().find(is_of_request).map(|allocation| allocation.id)
+    });
+    outcome(request.answer.clone(), id.map_err(ToString::to_string))
 }
 
 /// The outcome of an Allocate: the stack's answer, and the keeper's, which is the new allocation's id or why there is

@@ -145,8 +145,11 @@ impl Case {
     }
 
     fn admit(&mut self) -> StackAnswer {
-        let request =
-            AdmitRequest { resource: resource("nvidia.com/gpu"), devices: vec![DeviceId::whole(&gpu(0))] };
+        let request = AdmitRequest {
+            resource: resource("nvidia.com/gpu"),
+            devices: vec![DeviceId::whole(&gpu(0))],
+            claim: None,
+        };
         self.evaluation().admit(&request)
     }
 

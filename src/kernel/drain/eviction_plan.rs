@@ -97,14 +97,13 @@ pub fn due_requests(ledger: &Ledger, now: Now) -> Vec<EvictionRequest> {
             continue;
         };
         for allocation in ledger.allocations_on(ledger.parts_of(gpu)) {
-            let pod = allocation.holder.pod_uid.as_ref().and_then(|uid| view.pods.get_key_value(uid));
-            let Some((uid, pod)) = pod.filter(|(_, pod)| can_be_evicted(pod)) else {
-                continue;
-            };
-            let request = EvictionRequest { pod: Arc::clone(pod), method, gpu: gpu.clone() };
-            let known = requests.entry(uid).or_insert_with(|| request.clone());
-            if known.method < method {
-                *known = request;
+            let pods = allocation.pod_uids().filter_map(|uid| view.pods.get_key_value(uid));
+            for (uid, pod) in pods.filter(|(_, pod)| can_be_evicted(pod)) {
+                let request = EvictionRequest { pod: Arc::clone(pod), method, gpu: gpu.clone() };
+                let known = requests.entry(uid).or_insert_with(|| request.clone());
+                if known.method < method {
+                    *known = request;
+                }
             }
         }
     }
@@ -195,7 +194,7 @@ pub(crate) fn prune_evictions(ledger: &Ledger) -> Option<Change> {
 fn pods_to_evict(ledger: &Ledger) -> BTreeSet<&str> {
     let gpus = ledger.gpus.iter().filter(|(_, state)| state.marks.evicts());
     gpus.flat_map(|(gpu, _)| ledger.allocations_on(ledger.parts_of(gpu)))
-        .filter_map(|a| a.holder.pod_uid.as_deref())
+        .flat_map(Allocation::pod_uids)
         .collect()
 }
 

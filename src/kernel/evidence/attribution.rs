@@ -134,7 +134,7 @@ pub(crate) fn find_attribution(ledger: &Ledger, gpu: &GpuId, process: &Process) 
         Owner::Pod(pod) => {
             let of_same_pod: Vec<_> =
                 candidates.iter().copied().filter(|a| is_held_by(a, &pod.uid)).collect();
-            let has_no_pod = |a: &&Allocation| a.holder.pod_uid.is_none();
+            let has_no_pod = |a: &&Allocation| a.pod_uids().next().is_none();
             let unattributed: Vec<_> = candidates.iter().copied().filter(has_no_pod).map(|a| a.id).collect();
             if !of_same_pod.is_empty() {
                 select_within_pod(&of_same_pod, pod)
@@ -236,7 +236,7 @@ fn holders<'l>(ledger: &'l Ledger, gpu: &GpuId, part: &PartId) -> Vec<&'l Alloca
 }
 
 fn is_held_by(allocation: &Allocation, uid: &str) -> bool {
-    allocation.holder.pod_uid.as_deref() == Some(uid)
+    allocation.pod_uids().any(|pod| pod == uid)
 }
 
 /// Which of a pod's allocations a process of that pod uses; `None` if other containers hold them.

@@ -95,6 +95,7 @@ fn counted_denial(
         // The free devices of a GPU that grants nothing new are withdrawn without a breaker.
         Refusal::UnknownDevice { .. }
         | Refusal::NotOffered { .. }
+        | Refusal::OtherApi { .. }
         | Refusal::Cordoned { .. }
         | Refusal::Unhealthy { .. }
         | Refusal::Vanished { .. }
@@ -103,6 +104,8 @@ fn counted_denial(
         // These are no judgement of the request.
         Refusal::Moved
         | Refusal::LedgerFull { .. }
+        | Refusal::CannotMoveYet { .. }
+        | Refusal::ViaChanged { .. }
         | Refusal::TooManyMarks { .. }
         | Refusal::UnknownGpu { .. }
         | Refusal::NoAnswer { .. }

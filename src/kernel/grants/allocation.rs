@@ -3,6 +3,7 @@
 use crate::grants::claim::ClaimRequest;
 use crate::ids::names::{AllocationId, DeviceId, PartId, Resource};
 use crate::policy::decider::Decider;
+use crate::sharing::via::KubeletApi;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -45,6 +46,13 @@ impl Allocation {
         self.devices.iter().map(|id| &id.part).collect()
     }
 
+    /// The UIDs of the pods that hold it: those of its claim that are recorded, or else the one that the sources have shown.
+    pub fn pod_uids(&self) -> impl Iterator<Item = &str> {
+        let of_claim = self.origin.claim().into_iter().flat_map(|request| &request.pods);
+        let shown = self.holder.pod_uid.as_deref().filter(|_| self.origin.claim().is_none());
+        of_claim.map(|pod| pod.uid.as_str()).chain(shown)
+    }
+
     /// Whether it is of this claim.
     #[must_use]
     pub fn is_of_claim(&self, uid: &str) -> bool {
@@ -69,6 +77,15 @@ impl GrantOrigin {
         match self {
             Self::DevicePlugin => None,
             Self::Claim(request) => Some(request),
+        }
+    }
+
+    /// The API.
+    #[must_use]
+    pub fn api(&self) -> KubeletApi {
+        match self {
+            Self::DevicePlugin => KubeletApi::DevicePlugin,
+            Self::Claim(_) => KubeletApi::Dra,
         }
     }
 

@@ -33,3 +33,39 @@ pub struct ClaimRequest {
     /// The first [`CLAIM_PODS_MAX`] pods that the claim was reserved for when it was last prepared.
     pub pods: Vec<ClaimPod>,
 }
+
+/// A claim as the API server has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClaimOfServer {
+    /// Its identity.
+    pub claim: Claim,
+    /// The pods that it is reserved for.
+    pub pods: Vec<ClaimPod>,
+    /// The devices that the scheduler allocated, of all drivers and nodes.
+    pub results: Vec<DeviceResult>,
+}
+
+/// One device that the scheduler allocated (`resource.k8s.io/v1`: `DeviceRequestAllocationResult`).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceResult {
+    /// The request, with the name of a subrequest after a slash.
+    pub request: String,
+    /// The driver.
+    pub driver: String,
+    /// The pool.
+    pub pool: String,
+    /// The device's name in its slice.
+    pub device: String,
+    /// Whether the request has admin access: the device may be held by another claim.
+    pub admin_access: bool,
+    /// The share of a device that several claims share.
+    pub share_id: Option<String>,
+}
+
+impl DeviceResult {
+    /// The request's name, without that of a subrequest.
+    #[must_use]
+    pub fn main_request(&self) -> &str {
+        self.request.split('/').next().unwrap_or_default()
+    }
+}

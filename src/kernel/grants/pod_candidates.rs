@@ -3,7 +3,7 @@
 use crate::evidence::pods::{Pod, Stage};
 use crate::ids::names::Resource;
 use crate::node::ledger::Ledger;
-use crate::policy::hooks::Hook;
+use crate::policy::hooks::{AdmitRequest, Hook};
 use crate::policy::version::PolicyVersion;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -14,12 +14,12 @@ pub const CANDIDATES_MAX: usize = 64;
 /// The shipped policies whose answers depend on the candidates, which a test compares with their sources.
 pub const SHIPPED_WITH_RULES_ABOUT_PODS: [&str; 1] = ["quota"];
 
-/// A pod's container that an Allocate may be for.
+/// A pod's container that a request may be for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Candidate {
     /// The pod.
     pub pod: Arc<Pod>,
-    /// The container's name.
+    /// The container's name; empty for a claim, whose containers no source shows.
     pub container: String,
 }
 
@@ -70,6 +70,20 @@ pub fn candidates(ledger: &Ledger, resource: &Resource, count: usize) -> Vec<Can
     }
     found.truncate(CANDIDATES_MAX);
     found
+}
+
+/// Containers that these devices may be for: those that an Allocate may be for, or else the pods that the claim is
+/// reserved for. Empty without a current view of pods.
+#[must_use]
+pub fn candidates_of(ledger: &Ledger, request: &AdmitRequest) -> Vec<Candidate> {
+    let Some(claim) = &request.claim else {
+        return candidates(ledger, &request.resource, request.devices.len());
+    };
+    let Some(view) = ledger.pods.as_ref().filter(|view| view.current) else {
+        return Vec::new();
+    };
+    let pods = claim.pods.iter().filter_map(|pod| view.pods.get(&pod.uid));
+    pods.map(|pod| Candidate { pod: Arc::clone(pod), container: String::new() }).collect()
 }
 
 /// Most views submitted without delay within one second. The kubelet admits pods one after another and

@@ -1,9 +1,9 @@
 //! Decides what is granted for a ResourceClaim that the kubelet wants prepared (NodePrepareResources), and what ends when
 //! it wants it unprepared.
 //!
-//! The scheduler has chosen the devices before, and promised them to the claim. So a cordon, which only keeps a GPU from
-//! being promised, does not refuse them. It chooses by what was published, and two schedulers, a device that was taken
-//! away by force, or a pod that still ends, can make it promise what is not free: nothing that is held is granted (I2).
+//! The scheduler has allocated the devices to the claim before. So a cordon, which only keeps a GPU from being allocated,
+//! does not refuse them. It allocates by what was published, and two schedulers, a device that was taken away by force, or
+//! a pod that still ends, can make it allocate what is not free: nothing that is held is granted (I2).
 
 use crate::evidence::reconcile::end_changes;
 use crate::grants::allocate::{check_answer, check_counters, check_enforceable, check_room, new_allocation};
@@ -16,6 +16,7 @@ use crate::node::command::{StackAnswer, Verdict};
 use crate::node::ledger::{Ledger, Ungrantable};
 use crate::node::refusal::Refusal;
 use crate::policy::hooks::AdmitRequest;
+use crate::sharing::via::KubeletApi;
 use std::sync::Arc;
 
 /// A claim as the API server shows it while the kubelet wants it prepared.
@@ -40,6 +41,23 @@ pub struct RequestToPrepare {
     pub answer: StackAnswer,
 }
 
+impl ClaimToPrepare {
+    /// What the policies are asked about one of its requests.
+    #[must_use]
+    pub fn question(&self, request: &RequestToPrepare) -> AdmitRequest {
+        let claim = Some(Arc::new(self.recorded(request)));
+        AdmitRequest { claim, ..request.devices.clone() }
+    }
+
+    fn recorded(&self, request: &RequestToPrepare) -> ClaimRequest {
+        ClaimRequest {
+            claim: self.claim.clone(),
+            request: request.name.clone(),
+            pods: self.pods.iter().take(CLAIM_PODS_MAX).cloned().collect(),
+        }
+    }
+}
+
 /// Decides on a claim: all of its requests are granted, or none. A claim whose devices are granted already changes only
 /// its pods; what was granted to it for other devices ends. `answer_is_final`: as for an Allocate.
 #[must_use]
@@ -47,7 +65,7 @@ pub fn prepare(ledger: &Ledger, wanted: &ClaimToPrepare, answer_is_final: bool, 
     let verdict = |changes, refusal| Verdict { entry: Entry { at: now, changes }, refusal };
     let live = allocations_of(ledger, &wanted.claim.uid);
     if is_prepared(&live, wanted) {
-        let pods = recorded_pods(wanted);
+        let pods: Vec<_> = wanted.pods.iter().take(CLAIM_PODS_MAX).cloned().collect();
         let is_outdated = |a: &&&Allocation| a.origin.claim().is_some_and(|request| request.pods != pods);
         let outdated = live.iter().filter(is_outdated);
         let changes = outdated.map(|a| Change::ClaimPodsChanged { id: a.id, pods: pods.clone() });
@@ -68,11 +86,7 @@ pub fn prepare(ledger: &Ledger, wanted: &ClaimToPrepare, answer_is_final: bool, 
             Ok(terms) => terms,
             Err(refusal) => return verdict(Vec::new(), Some(refusal)),
         };
-        let origin = GrantOrigin::Claim(Arc::new(ClaimRequest {
-            claim: wanted.claim.clone(),
-            request: request.name.clone(),
-            pods: recorded_pods(wanted),
-        }));
+        let origin = GrantOrigin::Claim(Arc::new(wanted.recorded(request)));
         let grant = Change::Granted(new_allocation(&judged, &request.devices, origin, terms, now));
         judged.apply(&Entry { at: now, changes: vec![grant.clone()] });
         changes.push(grant);
@@ -104,10 +118,6 @@ fn is_prepared(live: &[&Allocation], wanted: &ClaimToPrepare) -> bool {
     live.len() == wanted.requests.len() && wanted.requests.iter().all(has)
 }
 
-fn recorded_pods(wanted: &ClaimToPrepare) -> Vec<ClaimPod> {
-    wanted.pods.iter().take(CLAIM_PODS_MAX).cloned().collect()
-}
-
 /// Checks I2 and I4 for the devices of one request.
 fn check_request(ledger: &Ledger, request: &AdmitRequest) -> Result<(), Refusal> {
     check_room(ledger)?;
@@ -119,10 +129,11 @@ fn check_device(ledger: &Ledger, resource: &Resource, id: &DeviceId) -> Result<(
     let unknown = || Refusal::UnknownDevice { resource: resource.clone(), device: id.clone() };
     let part = ledger.part(&id.part).ok_or_else(unknown)?;
     let device = part.device(resource, id.share).ok_or_else(unknown)?;
-    let why_not = match ledger.ungrantable(part) {
-        // The scheduler may have chosen the GPU before the cordon. Of several reasons the cordon is named first.
+    let why_not = match ledger.ungrantable_through(KubeletApi::Dra, part) {
+        // The scheduler may have chosen the GPU before the cordon, so a cordon alone refuses no claim. The check stops at
+        // the cordon, so the CDI name is checked here.
         Some(Ungrantable::Cordoned(state)) if state.marks.orders().next().is_none() => {
-            (!ledger.device_access.is_named(part)).then_some(Ungrantable::NoCdiName)
+            (!ledger.device_access.gives(KubeletApi::Dra, part)).then_some(Ungrantable::NoCdiName)
         }
         why_not => why_not,
     };

@@ -3,6 +3,7 @@
 
 use crate::ids::names::PartId;
 use crate::sharing::part_state::PartState;
+use crate::sharing::via::KubeletApi;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -12,6 +13,8 @@ pub struct DeviceAccess {
     /// Why no device list strategy can work on this node, with the remedy; `None` if one can. While it is set, every
     /// device is listed Unhealthy and nothing is granted.
     pub no_strategy: Option<Arc<str>>,
+    /// Whether containers get their devices by CDI, without which no claim can have one.
+    pub by_cdi: bool,
     /// Device nodes that containers need and that do not exist, with the remedy. Devices are granted all the same.
     pub missing_nodes: Option<Arc<str>>,
     /// The parts that the CDI specification in use names; `None` if containers get their devices without one. Nothing
@@ -21,9 +24,13 @@ pub struct DeviceAccess {
 }
 
 impl DeviceAccess {
-    /// Whether containers can be given this part.
+    /// Whether containers can be given this part through this API.
     #[must_use]
-    pub fn is_named(&self, part: &PartState) -> bool {
+    pub fn gives(&self, api: KubeletApi, part: &PartState) -> bool {
+        self.is_named(part) && (api == KubeletApi::DevicePlugin || self.by_cdi)
+    }
+
+    fn is_named(&self, part: &PartState) -> bool {
         let named = |parts: &Arc<BTreeMap<_, _>>| parts.get(&part.part.id) == Some(&NamedPart::of(part));
         self.named_parts.as_ref().is_none_or(named)
     }

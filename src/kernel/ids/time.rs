@@ -41,6 +41,9 @@ pub struct Timing {
     /// How long a process must be on a GPU without an allocation before it is reported as a bypass: a
     /// holder is learned up to seconds after its container starts, and a process may outlive its pod.
     pub bypass_ms: u64,
+    /// Least time between the order to move a GPU to the kubelet's other API and the move: a scheduler that has not seen the
+    /// order may allocate the GPU until then.
+    pub via_ms: u64,
     /// Time after which the eviction of a pod that still runs is requested again: that of `kubectl drain`.
     pub evict_again_ms: u64,
     /// Denials of one resource in this window count together.
@@ -63,6 +66,7 @@ impl Default for Timing {
             drained_ms: 10_000,
             drained_unseen_ms: 60_000,
             bypass_ms: 10_000,
+            via_ms: 30_000,
             evict_again_ms: 5_000,
             breaker_window_ms: 60_000,
             breaker_pause_ms: 10_000,

@@ -20,6 +20,7 @@ use crate::policy::version::PolicyVersion;
 use crate::sharing::breaker::Breaker;
 use crate::sharing::offer::{OfferLine, ShareRange};
 use crate::sharing::part_state::Device;
+use crate::sharing::via::Via;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -79,6 +80,13 @@ pub enum Change {
         gpu: GpuId,
         /// The new marks.
         marks: Marks,
+    },
+    /// The API of the kubelet through which a GPU is granted, or an order to move it.
+    ViaChanged {
+        /// The GPU.
+        gpu: GpuId,
+        /// The new state.
+        via: Via,
     },
     /// A draining GPU became empty as far as scans show, or no longer is.
     EmptyChanged {
@@ -178,6 +186,7 @@ impl Change {
             | Self::PartForgotten(_)
             | Self::GpuForgotten(_)
             | Self::MarksChanged { .. }
+            | Self::ViaChanged { .. }
             | Self::Offered { .. }
             | Self::Delisted(_)
             | Self::Granted(_)

@@ -19,6 +19,7 @@ use crate::policy::hooks::{AdmitRequest, Terms};
 use crate::policy::stack::{Stack, StackEntry};
 use crate::policy::version::PolicyVersion;
 use crate::sharing::offer::PartOffer;
+use crate::sharing::via::KubeletApi;
 use std::sync::Arc;
 
 /// One request to the keeper, the ledger's only writer.
@@ -99,6 +100,22 @@ pub enum Command {
         gpu: GpuId,
         /// The owners whose marks are removed.
         owners: Owners,
+    },
+    /// An operator orders that a GPU is granted through this API of the kubelet. Legal in any state; an order for the API
+    /// that the GPU has cancels a move to the other.
+    SetVia {
+        /// The GPU.
+        gpu: GpuId,
+        /// The API.
+        api: KubeletApi,
+        /// The operator and the reason.
+        author: Author,
+    },
+    /// A GPU is moved to the other API. The API server has shown that nothing is allocated through the former one any more;
+    /// refused while the ledger shows otherwise.
+    FinishMove {
+        /// The GPU.
+        gpu: GpuId,
     },
     /// A command under the condition that what its caller has read is still so; refused otherwise.
     If {
@@ -200,6 +217,8 @@ impl Command {
             Self::StopDrain { .. } => "stopDrain",
             Self::RecordEviction { .. } => "recordEviction",
             Self::Uncordon { .. } => "uncordon",
+            Self::SetVia { .. } => "setVia",
+            Self::FinishMove { .. } => "finishMove",
             Self::If { then, .. } => then.as_str(),
             Self::MarkHealthy { .. } => "markHealthy",
             Self::Forget { .. } => "forget",

@@ -23,6 +23,7 @@ use crate::policy::version_records;
 use crate::policy::version_records::check_trust;
 use crate::sharing::offer::{PartOffer, RESOURCES_MAX};
 use crate::sharing::reoffer::{check_offer, reoffer};
+use crate::sharing::via;
 use std::sync::Arc;
 
 /// Decides one command. Equal inputs give equal verdicts.
@@ -60,6 +61,8 @@ pub fn decide(ledger: &Ledger, command: &Command, now: Now) -> Verdict {
             change_marks(ledger, gpu, |marks| Ok(marks.without_drains(owners)))
         }
         Command::Uncordon { gpu, owners } => change_marks(ledger, gpu, |marks| Ok(marks.without(owners))),
+        Command::SetVia { gpu, api, author } => via::order(ledger, gpu, *api, author, now),
+        Command::FinishMove { gpu } => via::finish_move(ledger, gpu, now),
         Command::MarkHealthy { gpu, by, why } => mark_healthy(ledger, gpu, by, why, now),
         Command::Forget { gpu } => forget(ledger, gpu, now),
         Command::End { id, force } => end(ledger, *id, *force, now),

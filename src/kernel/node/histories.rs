@@ -16,6 +16,7 @@ use crate::hardware::triage::Severity;
 use crate::ids::names::{AllocationId, DeviceId};
 use crate::node::command::Command;
 use crate::sharing::offer::PartOffer;
+use crate::sharing::via::KubeletApi;
 use held::Held;
 use op::{Op, PodsUpdate, RuntimeUpdate};
 use proptest::prelude::*;
@@ -40,6 +41,8 @@ fn op() -> impl Strategy<Value = Op> {
         1 => (0usize..3).prop_map(Op::StopDrain),
         1 => (0usize..3).prop_map(Op::MarkHealthy),
         2 => (0usize..3).prop_map(Op::Uncordon),
+        3 => (0usize..3, any::<bool>()).prop_map(|(gpu, dra)| Op::SetVia { gpu, dra }),
+        4 => (0usize..3).prop_map(Op::FinishMove),
         2 => xid(),
         3 => prop_oneof![3 => Just((1 << PARTS) - 1), 1 => 0usize..1 << PARTS].prop_map(|mask| Op::Scan { mask }),
         1 => (0usize..3).prop_map(Op::Forget),
@@ -81,9 +84,10 @@ proptest! {
     #[test]
     fn every_step_of_a_random_history_keeps_the_invariants(
         history in prop_oneof![Just(0usize), Just(1), Just(3), Just(1000)],
+        via in prop_oneof![2 => Just(KubeletApi::DevicePlugin), 1 => Just(KubeletApi::Dra)],
         ops in prop::collection::vec(op(), 1..80),
     ) {
-        let mut world = World::new(history);
+        let mut world = World::with(history, via);
         for op in &ops {
             world.step(op);
         }

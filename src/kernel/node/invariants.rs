@@ -23,6 +23,7 @@ use crate::sharing::breaker::Phase;
 use crate::sharing::listing::{ListedDevice, listing};
 use crate::sharing::offer::Consumes;
 use crate::sharing::part_state::DeviceState;
+use crate::sharing::via::KubeletApi;
 use std::collections::{BTreeMap, BTreeSet};
 
 pub(crate) fn i1_no_two_pods_hold_one_device(ledger: &Ledger) {
@@ -145,8 +146,28 @@ fn is_given_to_claims(ledger: &Ledger, id: &PartId) -> bool {
     let gpu = ledger.gpu_of(part).unwrap();
     part.present
         && gpu.health.state.is_usable()
+        && gpu.via.api == KubeletApi::Dra
         && gpu.marks.orders().next().is_none()
-        && ledger.device_access.is_named(part)
+        && ledger.device_access.gives(KubeletApi::Dra, part)
+}
+
+/// I14. A GPU moves to the kubelet's other API only after an order, and only when no allocation of the former API is left
+/// on it.
+pub(crate) fn i14_a_gpu_changes_its_api_only_when_nothing_holds_it(before: &Ledger, entry: &Entry) {
+    for change in &entry.changes {
+        let Change::ViaChanged { gpu, via } = change else { continue };
+        let old = &before.gpus[gpu].via;
+        if old.api == via.api {
+            continue;
+        }
+        assert!(old.moving, "I14: {gpu} was moved without an order");
+        let is_held = |allocation: &Allocation| {
+            let is_claim = allocation.origin.claim().is_some();
+            before.gpus_of(allocation).contains(gpu) && is_claim == (old.api == KubeletApi::Dra)
+        };
+        let held = before.live.values().find(|allocation| is_held(allocation));
+        assert!(held.is_none(), "I14: {gpu} was moved while {held:?} lives");
+    }
 }
 
 pub(crate) fn i5_the_store_restores_the_ledger(

@@ -25,6 +25,7 @@ use crate::policy::version::PolicyVersion;
 use crate::sharing::breaker::Breaker;
 use crate::sharing::offer::{Consumes, OfferLine};
 use crate::sharing::part_state::{Device, DeviceState, PartState, Taken};
+use crate::sharing::via::{KubeletApi, Via};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -33,6 +34,8 @@ use std::sync::Arc;
 pub struct GpuState {
     /// The cordons and drains of its owners.
     pub marks: Marks,
+    /// The API of the kubelet through which it is granted.
+    pub via: Via,
     /// Its health.
     pub health: Health,
     /// While it drains: since when no process uses it.
@@ -40,10 +43,10 @@ pub struct GpuState {
 }
 
 impl GpuState {
-    /// An active GPU of this health.
+    /// An active GPU of this health, granted through the device plugin API.
     #[must_use]
     pub fn new(health: Health) -> Self {
-        Self { marks: Marks::default(), health, empty: None }
+        Self { marks: Marks::default(), via: Via::default(), health, empty: None }
     }
 
     /// Its drain state.
@@ -118,6 +121,8 @@ pub(crate) enum Ungrantable<'l> {
     Vanished,
     /// With the reason of its health.
     Unhealthy(&'l str),
+    /// Its GPU is granted through the other API, or is to be.
+    OtherApi(&'l Via),
     /// Its GPU has marks.
     Cordoned(&'l GpuState),
     NoCdiName,
@@ -131,6 +136,7 @@ impl Ungrantable<'_> {
             Self::UnknownGpu => Refusal::UnknownGpu { gpu },
             Self::Vanished => Refusal::Vanished { gpu },
             Self::Unhealthy(reason) => Refusal::Unhealthy { gpu, reason: (*reason).to_owned() },
+            Self::OtherApi(via) => Refusal::OtherApi { gpu, via: via.as_str() },
             Self::Cordoned(state) => {
                 let drain = state.drain();
                 let mark = drain.mark();
@@ -227,10 +233,15 @@ impl Ledger {
             && self.ungrantable(part).is_none()
     }
 
-    /// Why no new grant may be made on this part (I4), apart from an exclusion by the configuration and from a node
+    /// Why no new grant of the device plugin may be made on this part (I4), apart from an exclusion by the configuration and from a node
     /// without a strategy. Device lists use it through [`Self::may_grant`], so that no device is listed as Healthy
     /// whose Allocate would be refused (I3).
     pub(crate) fn ungrantable(&self, part: &PartState) -> Option<Ungrantable<'_>> {
+        self.ungrantable_through(KubeletApi::DevicePlugin, part)
+    }
+
+    /// As [`Self::ungrantable`], for a grant through this API. Of several reasons, a cordon is named last but one.
+    pub(crate) fn ungrantable_through(&self, api: KubeletApi, part: &PartState) -> Option<Ungrantable<'_>> {
         let Some(state) = self.gpu_of(part) else { return Some(Ungrantable::UnknownGpu) };
         if !part.present || state.health.state == HealthState::Vanished {
             return Some(Ungrantable::Vanished);
@@ -238,10 +249,13 @@ impl Ledger {
         if state.health.state == HealthState::Unhealthy {
             return Some(Ungrantable::Unhealthy(&state.health.reason));
         }
+        if !state.via.grants(api) {
+            return Some(Ungrantable::OtherApi(&state.via));
+        }
         if !state.marks.is_empty() {
             return Some(Ungrantable::Cordoned(state));
         }
-        (!self.device_access.is_named(part)).then_some(Ungrantable::NoCdiName)
+        (!self.device_access.gives(api, part)).then_some(Ungrantable::NoCdiName)
     }
 
     /// Whether this device may be granted to a new pod once it is free (I4). False for a retiring device.
@@ -348,6 +362,7 @@ impl Ledger {
             Change::ProcessesSeen(table) => self.processes = Arc::clone(table),
             Change::HealthChanged { gpu, health } => self.with_gpu(gpu, |g| g.health = health.clone()),
             Change::MarksChanged { gpu, marks } => self.with_gpu(gpu, |g| g.marks = marks.clone()),
+            Change::ViaChanged { gpu, via } => self.with_gpu(gpu, |g| g.via = via.clone()),
             Change::EmptyChanged { gpu, empty } => self.with_gpu(gpu, |g| g.empty = *empty),
             Change::Offered { part, by, lines, ranges, devices } => self.with_part(part, |p| {
                 // Under other resource names the part's idle time starts again.
@@ -405,7 +420,9 @@ impl Ledger {
     }
 
     fn add_part(&mut self, part: &crate::hardware::gpu::Part, at: Now) {
-        self.gpus.entry(part.gpu.clone()).or_insert_with(|| Arc::new(GpuState::new(Health::healthy(at))));
+        let via = Via::new(self.rules.via);
+        let new = || Arc::new(GpuState { via, ..GpuState::new(Health::healthy(at)) });
+        self.gpus.entry(part.gpu.clone()).or_insert_with(new);
         match self.parts.get_mut(&part.id) {
             Some(state) => {
                 let state = Arc::make_mut(state);
@@ -526,14 +543,16 @@ impl Ledger {
         }
     }
 
-    /// What the pods source shows of an allocation's pod.
+    /// What the pods source shows of an allocation's pod; of several pods of a claim, what it shows of the one that is least
+    /// certain to have ended.
     #[must_use]
     pub fn pod_state_of(&self, allocation: &Allocation) -> PodState {
-        let Some((view, uid)) = self.pods.as_ref().zip(allocation.holder.pod_uid.as_deref()) else {
-            return PodState::Unknown;
-        };
+        let Some(view) = &self.pods else { return PodState::Unknown };
         let since = self.sightings.get(&allocation.id).map_or(u64::MAX, |s| s.since_mono_ms);
-        view.state_of(uid, since)
+        let states = allocation.pod_uids().map(|uid| view.state_of(uid, since));
+        let order = [PodState::Alive, PodState::Unknown, PodState::Gone, PodState::Over];
+        let certainty = |state: &PodState| order.iter().position(|other| other == state);
+        states.min_by_key(certainty).unwrap_or(PodState::Unknown)
     }
 
     /// Live allocations that name a device, oldest first.

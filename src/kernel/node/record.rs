@@ -16,6 +16,7 @@ use crate::policy::stack::{Stack, StackEntry};
 use crate::policy::version::PolicyVersion;
 use crate::sharing::offer::{Consumes, OfferLine, ShareRange};
 use crate::sharing::part_state::PartState;
+use crate::sharing::via::Via;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -28,6 +29,8 @@ pub enum Record {
     Part(PartRecord),
     /// A GPU's marks, where it has any.
     Marks(GpuId, Marks),
+    /// The API of a GPU, where it is not the device plugin API without an order.
+    Via(GpuId, Via),
     /// A GPU's health and its history.
     Health(HealthRecord),
     /// An allocation, live or ended.
@@ -67,6 +70,8 @@ pub enum RecordKey {
     PastStack(u64),
     /// See [`Record::PastStackEntry`].
     PastStackEntry(u64, usize),
+    /// See [`Record::Via`].
+    Via(GpuId),
 }
 
 /// A GPU's health and its history in the store.
@@ -167,6 +172,7 @@ impl Record {
             Self::Meta(_) => RecordKey::Meta,
             Self::Part(p) => RecordKey::Part(p.part.id.clone()),
             Self::Marks(gpu, _) => RecordKey::Marks(gpu.clone()),
+            Self::Via(gpu, _) => RecordKey::Via(gpu.clone()),
             Self::Health(h) => RecordKey::Health(h.gpu.clone()),
             Self::Allocation(a) => RecordKey::Allocation(a.id),
             Self::Policy(v) => RecordKey::Policy(v.digest.clone()),
@@ -207,15 +213,22 @@ fn add_keys(change: &Change, before: &Ledger, next: &Ledger, keys: &mut BTreeSet
     match change {
         // After a start each part is found as the store has it.
         Change::PartFound(part) if before.part(&part.id).is_some_and(|known| known.part == *part) => {}
-        Change::PartFound(part) => add(RecordKey::Part(part.id.clone())),
+        Change::PartFound(part) => {
+            add(RecordKey::Part(part.id.clone()));
+            if !before.gpus.contains_key(&part.gpu) {
+                add(RecordKey::Via(part.gpu.clone()));
+            }
+        }
         Change::Offered { part, .. } | Change::PartForgotten(part) => add(RecordKey::Part(part.clone())),
         Change::Delisted(key) => add(RecordKey::Part(key.id.part.clone())),
         Change::GpuForgotten(gpu) => {
             add(RecordKey::Marks(gpu.clone()));
+            add(RecordKey::Via(gpu.clone()));
             add(RecordKey::Health(gpu.clone()));
             before.parts_of(gpu).for_each(|p| add(RecordKey::Part(p.part.id.clone())));
         }
         Change::MarksChanged { gpu, .. } => add(RecordKey::Marks(gpu.clone())),
+        Change::ViaChanged { gpu, .. } => add(RecordKey::Via(gpu.clone())),
         Change::Granted(allocation) => {
             add(RecordKey::Meta);
             add(RecordKey::Allocation(allocation.id));
@@ -281,6 +294,10 @@ fn record_of(ledger: &Ledger, key: &RecordKey) -> Option<Record> {
             let marks = ledger.gpus.get(gpu).map(|g| &g.marks).filter(|marks| !marks.is_empty())?;
             Some(Record::Marks(gpu.clone(), marks.clone()))
         }
+        RecordKey::Via(gpu) => {
+            let via = ledger.gpus.get(gpu).map(|g| &g.via).filter(|via| **via != Via::default())?;
+            Some(Record::Via(gpu.clone(), Via { since_mono_ms: 0, ..via.clone() }))
+        }
         RecordKey::Health(gpu) => Some(Record::Health(health_record(gpu, &ledger.gpus.get(gpu)?.health))),
         RecordKey::Allocation(id) => ledger
             .live
@@ -309,6 +326,7 @@ pub fn records(ledger: &Ledger) -> Vec<Record> {
     let mut keys = BTreeSet::from([RecordKey::Meta, RecordKey::Stack]);
     keys.extend(ledger.parts.keys().cloned().map(RecordKey::Part));
     keys.extend(ledger.gpus.keys().cloned().map(RecordKey::Marks));
+    keys.extend(ledger.gpus.keys().cloned().map(RecordKey::Via));
     keys.extend(ledger.gpus.keys().cloned().map(RecordKey::Health));
     keys.extend(ledger.live.keys().copied().map(RecordKey::Allocation));
     keys.extend(ledger.ended.iter().map(|a| RecordKey::Allocation(a.id)));

@@ -5,6 +5,7 @@ use crate::evidence::sighting::RunningSource;
 use crate::grants::allocation::{EndReason, Holder};
 use crate::ids::names::{AllocationId, DeviceId, Digest, GpuId, PartId, Resource};
 use crate::policy::hooks::FaultKind;
+use crate::sharing::via::WaitsFor;
 use std::fmt;
 use std::sync::Arc;
 
@@ -21,6 +22,8 @@ pub enum Refusal {
     Held { device: DeviceId, by: AllocationId, resource: Resource },
     /// The devices together take more than the part has.
     DoesNotFit { part: PartId, counter: &'static str, wanted: u64, left: u64 },
+    /// The GPU is granted through the kubelet's other API, or is to be; in which state it is.
+    OtherApi { gpu: GpuId, via: &'static str },
     /// An operator cordoned the GPU.
     Cordoned { gpu: GpuId, by: String, why: String },
     /// The GPU is unhealthy.
@@ -41,6 +44,10 @@ pub enum Refusal {
     Moved,
     /// The node has the maximum of live allocations.
     LedgerFull { limit: usize },
+    /// The GPU cannot be moved to the kubelet's other API yet.
+    CannotMoveYet { gpu: GpuId, waits_for: WaitsFor },
+    /// The API of the GPU, or the order to move it, was changed since the caller read it.
+    ViaChanged { gpu: GpuId },
     /// The GPU has the maximum of marks, or of text in them.
     TooManyMarks { gpu: GpuId },
     /// No GPU with this id.
@@ -90,6 +97,7 @@ impl Refusal {
             Self::Held { .. }
             | Self::NotOffered { .. }
             | Self::DoesNotFit { .. }
+            | Self::OtherApi { .. }
             | Self::Cordoned { .. }
             | Self::Unhealthy { .. }
             | Self::Vanished { .. }
@@ -101,6 +109,8 @@ impl Refusal {
             | Self::Faulted { .. }
             | Self::Moved
             | Self::LedgerFull { .. }
+            | Self::CannotMoveYet { .. }
+            | Self::ViaChanged { .. }
             | Self::TooManyMarks { .. }
             | Self::UnknownGpu { .. }
             | Self::NoAnswer { .. }
@@ -131,6 +141,7 @@ impl Refusal {
             Self::NotOffered { .. } => "notOffered",
             Self::Held { .. } => "held",
             Self::DoesNotFit { .. } => "doesNotFit",
+            Self::OtherApi { .. } => "otherApi",
             Self::Cordoned { .. } => "cordoned",
             Self::Unhealthy { .. } => "unhealthy",
             Self::Vanished { .. } => "vanished",
@@ -141,6 +152,8 @@ impl Refusal {
             Self::Faulted { .. } => "faulted",
             Self::Moved => "moved",
             Self::LedgerFull { .. } => "ledgerFull",
+            Self::CannotMoveYet { .. } => "cannotMoveYet",
+            Self::ViaChanged { .. } => "viaChanged",
             Self::TooManyMarks { .. } => "tooManyMarks",
             Self::UnknownGpu { .. } => "unknownGpu",
             Self::NoAnswer { .. } => "noAnswer",
@@ -182,6 +195,11 @@ impl fmt::Display for Refusal {
             Self::DoesNotFit { part, counter, wanted, left } => {
                 write!(f, "{part} has {left} {counter} left, and {wanted} are requested")
             }
+            Self::OtherApi { gpu, via } => write!(
+                f,
+                "nothing new is granted on GPU {gpu} through this API of the kubelet: its state is {via} (see \
+                 `berth gpu via {gpu}`)"
+            ),
             Self::Cordoned { gpu, by, why } => {
                 write!(f, "GPU {gpu} is cordoned by {by}")?;
                 if why.is_empty() { Ok(()) } else { write!(f, " ({why})") }
@@ -203,6 +221,12 @@ impl fmt::Display for Refusal {
             Self::Moved => write!(f, "the node's state changed during the policy call"),
             Self::LedgerFull { limit } => {
                 write!(f, "the node has {limit} live allocations, the maximum")
+            }
+            Self::CannotMoveYet { gpu, waits_for } => {
+                write!(f, "GPU {gpu} cannot be moved yet: {waits_for}")
+            }
+            Self::ViaChanged { gpu } => {
+                write!(f, "the API of GPU {gpu} was changed since it was read: read it again and retry")
             }
             Self::TooManyMarks { gpu } => write!(
                 f,

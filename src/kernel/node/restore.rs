@@ -18,7 +18,7 @@ use std::sync::Arc;
 /// Restores a ledger. Parts are absent until a scan finds them, and waits start now.
 #[must_use]
 pub fn restore(mut records: Vec<Record>, now: Now) -> Ledger {
-    // Records follow those that they need: marks and health a part, allocations the devices of parts and older
+    // Records follow those that they need: marks, health and API a part, allocations the devices of parts and older
     // allocations, entries their stack.
     records.sort_by_cached_key(Record::key);
     let mut ledger = Ledger::default();
@@ -32,6 +32,7 @@ pub fn restore(mut records: Vec<Record>, now: Now) -> Ledger {
             }
             Record::Part(record) => restore_part(&mut ledger, record, now),
             Record::Marks(gpu, marks) => ledger.with_gpu(&gpu, |state| state.marks = marks.restored(now)),
+            Record::Via(gpu, via) => ledger.with_gpu(&gpu, |state| state.via = via.restored(now)),
             Record::Health(record) => {
                 ledger.with_gpu(&record.gpu.clone(), |state| state.health = restore_health(record, now));
             }
@@ -156,6 +157,9 @@ pub fn carry_over(mut restored: Ledger, old: &Ledger) -> Ledger {
             }
             gpu.marks.carry_deadlines(&before.marks);
             gpu.empty = before.empty;
+            if (gpu.via.api, gpu.via.moving) == (before.via.api, before.via.moving) {
+                gpu.via.since_mono_ms = before.via.since_mono_ms;
+            }
         }
     }
     let sightings = Arc::make_mut(&mut restored.sightings);

@@ -6,6 +6,7 @@ use crate::ids::names::GpuId;
 use crate::node::ledger::Ledger;
 use crate::node::refusal::Refusal;
 use crate::policy::version::PolicyVersion;
+use crate::sharing::via::Via;
 
 /// A part of the ledger as a caller has read it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,6 +17,13 @@ pub enum Revision {
         gpu: GpuId,
         /// Its marks.
         marks: Marks,
+    },
+    /// The API of a GPU.
+    Via {
+        /// The GPU.
+        gpu: GpuId,
+        /// Its API, and the order to change it.
+        via: Via,
     },
     /// The revision of the active stack.
     Stack(u64),
@@ -33,13 +41,18 @@ impl Revision {
     /// command, so nothing comes between the check and the change: neither another caller, nor a tick or a scan.
     ///
     /// # Errors
-    /// [`Refusal::MarksChanged`], [`Refusal::StackChanged`] or [`Refusal::PolicyChanged`]; for a GPU or a version that
+    /// [`Refusal::MarksChanged`], [`Refusal::ViaChanged`], [`Refusal::StackChanged`] or [`Refusal::PolicyChanged`]; for a GPU or a version that
     /// is gone, that it is not known.
     pub fn check(&self, ledger: &Ledger) -> Result<(), Refusal> {
         match self {
             Self::Marks { gpu, marks } => match ledger.gpus.get(gpu) {
                 Some(known) if known.marks == *marks => Ok(()),
                 Some(_) => Err(Refusal::MarksChanged { gpu: gpu.clone() }),
+                None => Err(Refusal::UnknownGpu { gpu: gpu.clone() }),
+            },
+            Self::Via { gpu, via } => match ledger.gpus.get(gpu) {
+                Some(known) if known.via == *via => Ok(()),
+                Some(_) => Err(Refusal::ViaChanged { gpu: gpu.clone() }),
                 None => Err(Refusal::UnknownGpu { gpu: gpu.clone() }),
             },
             Self::Stack(revision) if ledger.stack.revision == *revision => Ok(()),

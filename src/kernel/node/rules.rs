@@ -5,6 +5,7 @@ use crate::grants::bypass::{BypassAction, BypassRules};
 use crate::grants::history::HistoryLimit;
 use crate::ids::time::Timing;
 use crate::policy::version::TrustedKey;
+use crate::sharing::via::KubeletApi;
 
 /// Settings of the rules. They are part of the ledger, so that a reader of a snapshot has the rules that its offers and
 /// grants obey. They are not stored: each start sets them from the configuration.
@@ -18,6 +19,8 @@ pub struct Rules {
     pub enforcement: Enforcement,
     /// What the guard does about containers that can use GPUs that were not allocated to them.
     pub bypass: BypassRules,
+    /// The API through which new GPUs are granted.
+    pub via: KubeletApi,
     /// Limits of the history of ended allocations.
     pub history: HistoryLimit,
     /// Keys that policies may be signed with; if empty, a policy needs no signature.
@@ -43,6 +46,7 @@ impl Default for Rules {
             overcommit_percent: 100,
             enforcement: Enforcement::default(),
             bypass: BypassRules::default(),
+            via: KubeletApi::default(),
             history: HistoryLimit::default(),
             trusted_keys: Vec::new(),
         }

@@ -296,14 +296,17 @@ impl NewDecision {
     /// The pods that the request may be for, as `namespace/pod`.
     #[must_use]
     pub fn candidates(&self) -> Vec<String> {
-        let (resource, count) = match &self.question {
-            OwnedQuestion::Place(place) => (&place.resource, place.size),
-            OwnedQuestion::Admit(admit) => (&admit.resource, admit.devices.len()),
+        let candidates = match &self.question {
+            OwnedQuestion::Place(place) => {
+                pod_candidates::candidates(&self.node, &place.resource, place.size)
+            }
+            OwnedQuestion::Admit(admit) => pod_candidates::candidates_of(&self.node, admit),
             OwnedQuestion::Offer | OwnedQuestion::Triage(_) => return Vec::new(),
         };
-        let candidates = pod_candidates::candidates(&self.node, resource, count).into_iter();
-        let names: BTreeSet<String> =
-            candidates.map(|found| format!("{}/{}", found.pod.namespace, found.pod.name)).collect();
+        let names: BTreeSet<String> = candidates
+            .into_iter()
+            .map(|found| format!("{}/{}", found.pod.namespace, found.pod.name))
+            .collect();
         names.into_iter().collect()
     }
 }

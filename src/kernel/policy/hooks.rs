@@ -1,11 +1,13 @@
 //! Questions to policies, their answers, and the limits on both.
 
 use crate::grants::allocation::Limits;
+use crate::grants::claim::ClaimRequest;
 use crate::hardware::gpu::Reading;
 use crate::hardware::triage::TriageAnswer;
 use crate::ids::names::{DeviceId, Resource};
 use crate::sharing::offer::PartOffer;
 use std::fmt;
+use std::sync::Arc;
 
 /// Largest module of a policy, bytes. The largest measured, Python's, has 18.4 MB; those of compiled languages have
 /// less than 1 MB.
@@ -112,13 +114,15 @@ pub struct PlaceRequest {
     pub size: usize,
 }
 
-/// The kubelet's Allocate for one container.
+/// The kubelet's Allocate for one container, or one request of a claim that it wants prepared.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AdmitRequest {
     /// The resource.
     pub resource: Resource,
     /// The requested devices, at least one, sorted and without duplicates.
     pub devices: Vec<DeviceId>,
+    /// The request of the claim; `None` for an Allocate, which does not name the pod that it is for.
+    pub claim: Option<Arc<ClaimRequest>>,
 }
 
 /// A policy's answer. `pass` is `None` instead of an answer.

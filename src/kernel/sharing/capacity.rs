@@ -6,6 +6,7 @@ use crate::node::ledger::Ledger;
 use crate::policy::describe;
 use crate::sharing::breaker::Phase;
 use crate::sharing::part_state::{Device, PartState};
+use crate::sharing::via::KubeletApi;
 use std::collections::BTreeSet;
 
 /// What keeps a device that is not held from being granted, the worst first.
@@ -51,6 +52,13 @@ pub fn why_not_free(ledger: &Ledger, part: &PartState, resource: &Resource, devi
         if !part.present {
             return of_gpu(Unhealthy, "the last scan did not find it");
         }
+        if !gpu.via.grants(KubeletApi::DevicePlugin) {
+            let is_moving = gpu.via.api == KubeletApi::DevicePlugin;
+            return of_gpu(
+                Withdrawn,
+                if is_moving { "it is to be moved to DRA" } else { "it is granted through DRA" },
+            );
+        }
         if !gpu.marks.is_empty() {
             return of_gpu(Cordoned, &describe_drain(&gpu.drain()));
         }
@@ -64,7 +72,7 @@ pub fn why_not_free(ledger: &Ledger, part: &PartState, resource: &Resource, devi
     if !device.offered() {
         return of_gpu(Withdrawn, "no longer offered; it is removed from the list within a minute");
     }
-    if !ledger.device_access.is_named(part) {
+    if !ledger.device_access.gives(KubeletApi::DevicePlugin, part) {
         return of_gpu(Withdrawn, "no CDI specification names it yet");
     }
     if let Some(why) = ledger.why_not_enforceable(part, device) {

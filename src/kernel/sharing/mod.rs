@@ -6,4 +6,6 @@ pub mod listing;
 pub mod offer;
 pub mod part_state;
 pub mod placement;
+pub mod publish;
 pub mod reoffer;
+pub mod via;

@@ -20,6 +20,7 @@ use berth_kernel::policy::hooks::Hook;
 use berth_kernel::policy::stack::{OnFault, Permissions, StackEntry};
 use berth_kernel::policy::version::{Origin, PolicyVersion, Signature};
 use berth_kernel::sharing::offer::{Consumes, OfferLine, ShareRange};
+use berth_kernel::sharing::via::{KubeletApi, Via};
 use std::sync::Arc;
 
 /// Stores on nodes contain these bytes: if this test fails, raise `FORMAT` and keep reading this form.
@@ -388,6 +389,21 @@ fn golden() -> Vec<Golden> {
                         environment: vec![],
                     },
                     on_fault: OnFault::Deny,
+                },
+            ),
+        ),
+        (
+            named(11, "GPU-1"),
+            r#"{"api":"dra","moving":true,"by":"ann","why":"new jobs","sinceMs":7}"#,
+            Record::Via(
+                GpuId::parse("GPU-1").unwrap(),
+                Via {
+                    api: KubeletApi::Dra,
+                    moving: true,
+                    by: "ann".into(),
+                    why: "new jobs".into(),
+                    since_wall_ms: 7,
+                    since_mono_ms: 0,
                 },
             ),
         ),

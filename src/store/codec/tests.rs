@@ -14,6 +14,7 @@ use berth_kernel::policy::hooks::Hook;
 use berth_kernel::policy::stack::{OnFault, Permissions, StackEntry};
 use berth_kernel::policy::version::{Origin, PolicyVersion, Signature};
 use berth_kernel::sharing::offer::{Consumes, OfferLine, ShareRange};
+use berth_kernel::sharing::via::{KubeletApi, Via};
 use proptest::collection::{btree_map, vec};
 use proptest::option;
 use proptest::prelude::*;
@@ -214,7 +215,13 @@ fn small_record() -> impl Strategy<Value = Record> {
             if past { Record::PastStack(head) } else { Record::Stack(head) }
         },
     );
-    prop_oneof![meta, drain, stack]
+    let api = prop_oneof![Just(KubeletApi::DevicePlugin), Just(KubeletApi::Dra)];
+    let via = (part_id(), api, any::<(bool, String, String, u64)>()).prop_map(
+        |(gpu, api, (moving, by, why, since_wall_ms))| {
+            Record::Via(GpuId::of_whole(&gpu), Via { api, moving, by, why, since_wall_ms, since_mono_ms: 0 })
+        },
+    );
+    prop_oneof![meta, drain, via, stack]
 }
 
 fn record() -> impl Strategy<Value = Record> {

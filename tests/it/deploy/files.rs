@@ -60,7 +60,7 @@ fn roles(path: &str) -> Vec<(String, BTreeSet<String>)> {
 
 #[test]
 fn each_role_gives_one_kind_of_right_and_no_more() {
-    let wanted: [(&str, &[&str]); 6] = [
+    let wanted: [(&str, &[&str]); 7] = [
         ("berth", &["get /nodes", "list /pods", "watch /pods"]),
         (
             "berth-events",
@@ -69,6 +69,18 @@ fn each_role_gives_one_kind_of_right_and_no_more() {
         ("berth-evict", &["create /pods/eviction"]),
         ("berth-delete", &["delete /pods"]),
         ("berth-label", &["patch /nodes"]),
+        (
+            "berth-dra",
+            &[
+                "list resource.k8s.io/resourceslices",
+                "watch resource.k8s.io/resourceslices",
+                "create resource.k8s.io/resourceslices",
+                "update resource.k8s.io/resourceslices",
+                "delete resource.k8s.io/resourceslices",
+                "get resource.k8s.io/resourceclaims",
+                "list resource.k8s.io/resourceclaims",
+            ],
+        ),
         (
             "berth-review",
             &[
@@ -80,12 +92,12 @@ fn each_role_gives_one_kind_of_right_and_no_more() {
     let wanted =
         wanted.map(|(name, rights)| (name.to_owned(), rights.iter().map(|r| (*r).to_owned()).collect()));
     assert_eq!(roles("deploy/cluster-role.yaml"), wanted);
-    assert_eq!(documents("deploy/cluster-role.yaml").len(), 6, "it holds roles and nothing else");
+    assert_eq!(documents("deploy/cluster-role.yaml").len(), 7, "it holds roles and nothing else");
 }
 
 #[test]
 fn every_role_is_known_to_readers_to_the_daemon_and_to_the_end_to_end_test() {
-    let sources: String = ["client", "condition", "events", "evict", "reviews", "labels"]
+    let sources: String = ["client", "condition", "events", "evict", "reviews", "labels", "slices"]
         .map(|f| read(&format!("src/cluster/{f}.rs")))
         .concat();
     let (page, test) = (read("docs/cluster.md"), read("tests/e2e/controlplane.py"));
@@ -102,10 +114,14 @@ fn the_manifests_bind_the_first_role_and_the_others_only_if_configured() {
     assert_eq!(roles("deploy/manifests/berth.yaml"), known[..1]);
     let mut all = roles("deploy/manifests/rights.yaml");
     all.sort_by_key(|(name, _)| known.iter().position(|(known, _)| known == name));
-    assert_eq!(all, known);
+    let without_dra = |(name, _): &&(String, _)| name != "berth-dra";
+    assert_eq!(all, known.iter().filter(without_dra).cloned().collect::<Vec<_>>());
+    let dra = known.iter().filter(|(name, _)| ["berth", "berth-dra"].contains(&name.as_str()));
+    assert_eq!(roles("deploy/manifests/dra.yaml"), dra.cloned().collect::<Vec<_>>());
     let review = known.iter().filter(|(name, _)| ["berth", "berth-review"].contains(&name.as_str()));
     assert_eq!(roles("deploy/manifests/admin-tls.yaml"), review.cloned().collect::<Vec<_>>());
-    for path in ["berth.yaml", "rights.yaml", "admin-tls.yaml"].map(|name| format!("deploy/manifests/{name}"))
+    for path in ["berth.yaml", "rights.yaml", "dra.yaml", "admin-tls.yaml"]
+        .map(|name| format!("deploy/manifests/{name}"))
     {
         let path = path.as_str();
         let bindings = of_kind(path, "ClusterRoleBinding");
@@ -124,6 +140,17 @@ fn the_manifests_bind_the_first_role_and_the_others_only_if_configured() {
 #[test]
 fn every_right_to_change_something_ends_at_the_own_node() {
     const RIGHTS: &str = "deploy/manifests/rights.yaml";
+    let slices = &one("deploy/manifests/dra.yaml", "ValidatingAdmissionPolicy", "berth-dra-own-node")["spec"];
+    let rules = &slices["matchConstraints"]["resourceRules"][0];
+    assert_eq!(
+        (&rules["resources"], &rules["operations"]),
+        (&json!(["resourceslices"]), &json!(["CREATE", "UPDATE", "DELETE"]))
+    );
+    let first = slices["validations"][0]["expression"].as_str().unwrap();
+    assert!(
+        first.starts_with("variables.node != '' &&") && first.contains("s.spec.nodeName == variables.node"),
+        "{first}"
+    );
     let wanted = [
         ("berth-label-own-node", "nodes", "UPDATE", "object.metadata.name == variables.node"),
         ("berth-condition-own-node", "nodes/status", "UPDATE", "object.metadata.name == variables.node"),

@@ -48,7 +48,8 @@ fn fault_of(name: &str, hook: Hook) -> (FaultKind, String) {
 fn ask(version: &PolicyVersion, hook: Hook) -> Result<Option<Answer>, berth_kernel::policy::hooks::Fault> {
     let node = node();
     let place = node.place(SHARED, 1);
-    let admit = AdmitRequest { resource: resource(SHARED), devices: vec![place.available[0].clone()] };
+    let admit =
+        AdmitRequest { resource: resource(SHARED), devices: vec![place.available[0].clone()], claim: None };
     let question = match hook {
         Hook::Offer => Question::Offer,
         Hook::Place => Question::Place(&place),

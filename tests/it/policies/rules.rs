@@ -113,7 +113,7 @@ impl Scene {
             },
         };
         let native = entry::admit::<P>(&shown.context, &request).map(verdict);
-        let request = AdmitRequest { resource: resource(SHARED), devices };
+        let request = AdmitRequest { resource: resource(SHARED), devices, claim: None };
         let wasm = policies().call(self.node.call(version, parameters, Question::Admit(&request)));
         assert_eq!(wasm.answer, Ok(native.clone()), "{parameters}");
         native
@@ -198,7 +198,8 @@ fn fuel_is_far_below_what_a_call_may_use() {
     for (gpus, shares, fuel_max) in [(8, 10, 3_000_000), (16, 128, 100_000_000)] {
         let node = shared_node(gpus, shares);
         let place = node.place(SHARED, 4);
-        let admit = AdmitRequest { resource: resource(SHARED), devices: place.available[..4].to_vec() };
+        let admit =
+            AdmitRequest { resource: resource(SHARED), devices: place.available[..4].to_vec(), claim: None };
         for (name, parameters, hook, question) in [
             ("memory", sizes, "offer", Question::Offer),
             ("memory", sizes, "place", Question::Place(&place)),

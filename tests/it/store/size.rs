@@ -83,7 +83,7 @@ impl KeeperNode {
             ..Terms::default()
         };
         let changes = self.turn(&Command::Allocate {
-            request: AdmitRequest { resource: resource(SHARED), devices: vec![device] },
+            request: AdmitRequest { resource: resource(SHARED), devices: vec![device], claim: None },
             answer: StackAnswer::Allow { by: vec!["mixed@0123456789ab".into()], terms },
             evaluated: None,
             attempt: Attempt::Last { asked_mono_ms: 0 },

@@ -177,7 +177,11 @@ impl AdminNode {
 
     /// Grants one device of whole GPU `index`.
     pub(crate) fn allocate(&self, index: u32) -> Allocation {
-        let request = AdmitRequest { resource: resource(WHOLE), devices: vec![DeviceId::whole(&gpu(index))] };
+        let request = AdmitRequest {
+            resource: resource(WHOLE),
+            devices: vec![DeviceId::whole(&gpu(index))],
+            claim: None,
+        };
         let attempt = Attempt::Last { asked_mono_ms: 0 };
         self.runtime.block_on(self.kernel.allocate(request, attempt)).unwrap().allocation
     }

@@ -1,8 +1,9 @@
 //! A node without a cluster: the real keeper, policy thread and kubelet crate between simulated GPUs and the stand-in
 //! kubelet.
 
+use crate::support::admin_fakes::SwitchStore;
 use crate::support::gpus::{WHOLE, gpu, gpu_id, part, resource};
-use crate::support::kubelet_fakes::{MapStore, ScriptedPolicies, SkipClock, scripted_version};
+use crate::support::kubelet_fakes::{ScriptedPolicies, SkipClock, scripted_version};
 use crate::support::wait::SOON;
 use berth_core::keeper::Keeper;
 use berth_core::stack::Baseline;
@@ -19,12 +20,14 @@ use berth_kernel::node::ledger::Ledger;
 use berth_kernel::node::ports::Clock;
 use berth_kernel::node::rules::Rules;
 use berth_kernel::policy::stack::{OnFault, Permissions, StackEntry};
+use berth_kernel::sharing::via::KubeletApi;
 use berth_kubelet::{DevicePlugins, RunningPlugins, Settings, Timeouts};
 use berth_kubelet::{Edits, ReconcileTiming};
 use kubelet_standin::{Kubelet, Options, PodSpec};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use tokio::sync::watch;
@@ -38,6 +41,8 @@ pub(crate) struct KubeletNode {
     pub(crate) running: Option<RunningPlugins>,
     pub(crate) clock: Arc<SkipClock>,
     gpus: Vec<Part>,
+    /// While true, the store takes nothing.
+    pub(crate) store_fails: Arc<AtomicBool>,
     _folder: TempDir,
 }
 
@@ -49,6 +54,8 @@ pub(crate) struct NodeOptions {
     pub(crate) timeouts: Timeouts,
     pub(crate) reconcile: ReconcileTiming,
     pub(crate) edits: Edits,
+    /// The API through which the GPUs are granted.
+    pub(crate) via: KubeletApi,
     pub(crate) kubelet: fn(&mut Options),
     /// The script of the stack's policy; `None` leaves it to the baseline.
     pub(crate) policy: Option<&'static str>,
@@ -75,6 +82,7 @@ impl Default for NodeOptions {
                 checkpoint_wait: Duration::from_secs(1),
             },
             edits: Edits::default(),
+            via: KubeletApi::default(),
             kubelet: |_| {},
             policy: None,
         }
@@ -112,10 +120,11 @@ impl NodeOptions {
         let folder = tempfile::tempdir().unwrap();
         let mut options = Options::new(folder.path());
         (self.kubelet)(&mut options);
-        let rules = Rules { timing: self.timing, ..Rules::default() };
+        let rules = Rules { timing: self.timing, via: self.via, ..Rules::default() };
         let skip = Arc::new(SkipClock::default());
         let clock: Arc<dyn Clock> = skip.clone();
-        let store = Box::new(MapStore::default());
+        let store = Box::new(SwitchStore::default());
+        let store_fails = Arc::clone(&store.fails);
         let keeper = Keeper::open(store, rules, Arc::clone(&clock)).unwrap();
         let baseline = Baseline {
             resource: resource(WHOLE),
@@ -144,6 +153,7 @@ impl NodeOptions {
             running: None,
             clock: skip,
             gpus,
+            store_fails,
             _folder: folder,
         };
         node.scan_failing(&[]).await;

@@ -210,6 +210,26 @@ app.kubernetes.io/instance: {{ printf "%s-guard" .Release.Name | trunc 63 | quot
 {{- if or .Values.rbac.label (and .Values.gfd.enabled (not $file)) -}}true{{- end -}}
 {{- end -}}
 
+{{- /* Whether the DRA driver is enabled on any node. */ -}}
+{{- define "berth.hasDra" -}}
+{{- $any := dig "dra" "enabled" false (default (dict) .Values.config) -}}
+{{- range $name, $own := .Values.profiles -}}
+{{- $any = or $any (dig "config" "dra" "enabled" false (default (dict) $own)) -}}
+{{- end -}}
+{{- if $any -}}true{{- end -}}
+{{- end -}}
+
+{{- /* One driver for all profiles: the admission policy and the DeviceClasses name it. */ -}}
+{{- define "berth.driver" -}}
+{{- $driver := dig "dra" "driver" "gpu.nvidia.com" (default (dict) .Values.config) -}}
+{{- range $name, $own := .Values.profiles -}}
+{{- if ne $driver (dig "config" "dra" "driver" $driver (default (dict) $own)) -}}
+{{- fail (printf "profiles.%s.config.dra.driver must be that of config.dra.driver, %s" $name $driver) -}}
+{{- end -}}
+{{- end -}}
+{{- $driver -}}
+{{- end -}}
+
 {{- /* The ConfigMap whose files a label of the node chooses among, if there is one. */ -}}
 {{- define "berth.configsName" -}}
 {{- $config := .values.config -}}

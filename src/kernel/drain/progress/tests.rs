@@ -78,7 +78,11 @@ impl Node {
 
     fn grant(&mut self) -> Result<(), Refusal> {
         self.apply(&Command::Allocate {
-            request: AdmitRequest { resource: resource(), devices: vec![DeviceId::whole(gpu().as_part())] },
+            request: AdmitRequest {
+                resource: resource(),
+                devices: vec![DeviceId::whole(gpu().as_part())],
+                claim: None,
+            },
             answer: command::StackAnswer::Allow { by: vec!["test".into()], terms: Terms::default() },
             evaluated: None,
             attempt: command::Attempt::Last { asked_mono_ms: 0 },

@@ -72,7 +72,7 @@ impl Node {
 
     fn allocate(&self, devices: &[DeviceId]) -> Command {
         Command::Allocate {
-            request: AdmitRequest { resource: resource(), devices: devices.to_vec() },
+            request: AdmitRequest { resource: resource(), devices: devices.to_vec(), claim: None },
             answer: StackAnswer::Allow { by: vec!["baseline".into()], terms: Terms::default() },
             evaluated: None,
             attempt: Attempt::Last { asked_mono_ms: 0 },

@@ -1,13 +1,17 @@
 use super::*;
 use crate::drain::marks::Author;
 use crate::evidence::kubelet_view::{KubeletAge, PodList, ReconcileView};
+use crate::evidence::pods::tests::pod_without_containers;
+use crate::evidence::pods::{Pod, PodsSource, PodsView, Stage};
 use crate::evidence::running::running_sources;
+use crate::hardware::device_access::DeviceAccess;
 use crate::ids::names::{AllocationId, GpuId};
 use crate::node::command::{Attempt, Command};
 use crate::node::record::records;
 use crate::node::restore::restore;
 use crate::node::test_node::{Node, gpu_id, part};
 use crate::sharing::offer::{Consumes, OfferLine, PartOffer};
+use crate::sharing::via::Via;
 
 fn whole() -> Resource {
     Resource::nvidia_gpu()
@@ -17,9 +21,16 @@ fn instance() -> Resource {
     Resource::parse("nvidia.com/mig-1g.10gb").unwrap()
 }
 
+/// As if its GPUs had been moved.
+fn set_api(node: &mut Node, api: KubeletApi) {
+    node.ledger.gpus.values_mut().for_each(|state| Arc::make_mut(state).via = Via::new(api));
+}
+
 /// GPU-0 is offered whole, and MIG-a and MIG-b as instances.
 fn node() -> Node {
     let mut node = Node::new();
+    node.decide(&Command::SetDeviceAccess(DeviceAccess { by_cdi: true, ..DeviceAccess::default() })).unwrap();
+    set_api(&mut node, KubeletApi::Dra);
     let line = |resource| OfferLine { resource, count: 1, consumes: Consumes::Whole };
     let offer = |name: &str, resource| PartOffer { part: part(name), lines: vec![line(resource)] };
     let offers = [offer("GPU-0", whole()), offer("MIG-a", instance()), offer("MIG-b", instance())];
@@ -31,7 +42,7 @@ fn request(name: &str, resource: Resource, parts: &[&str]) -> RequestToPrepare {
     let devices = parts.iter().map(|name| DeviceId::whole(&part(name))).collect();
     RequestToPrepare {
         name: name.into(),
-        devices: AdmitRequest { resource, devices },
+        devices: AdmitRequest { resource, devices, claim: None },
         answer: StackAnswer::NotCalled,
     }
 }
@@ -124,11 +135,17 @@ fn other_devices_of_a_claim_end_what_it_had_or_nothing_does() {
 fn neither_api_is_granted_what_the_other_holds() {
     let mut node = node();
     let wanted = claim("a", &[request("gpu", whole(), &["GPU-0"])]);
+    assert!(matches!(allocate(&mut node, "GPU-0"), Err(Refusal::OtherApi { via: "dra", .. })));
+    set_api(&mut node, KubeletApi::DevicePlugin);
+    assert!(matches!(prepared(&mut node, &wanted), Err(Refusal::OtherApi { via: "devicePlugin", .. })));
     allocate(&mut node, "GPU-0").unwrap();
+    // An adoption can leave a container's allocation on a GPU that is granted through DRA.
+    set_api(&mut node, KubeletApi::Dra);
     assert!(matches!(prepared(&mut node, &wanted), Err(Refusal::Held { .. })));
     let id = *node.ledger.live.keys().next().unwrap();
     node.decide(&Command::End { id, force: true }).unwrap();
     prepared(&mut node, &wanted).unwrap();
+    set_api(&mut node, KubeletApi::DevicePlugin);
     assert!(matches!(allocate(&mut node, "GPU-0"), Err(Refusal::Held { .. })));
     assert_eq!(node.ledger.live.len(), 1);
 }
@@ -178,4 +195,36 @@ fn a_stored_claim_is_restored_with_its_devices_held() {
     let restored = restore(records(&node.ledger), node.now);
     assert_eq!(restored.live, node.ledger.live);
     assert_eq!(restored.holders_of(&whole(), &DeviceId::whole(&part("GPU-0"))), ids);
+}
+
+/// Two pods share a claim: a drain evicts both, and `end` without force is refused while one of them runs.
+#[test]
+fn all_pods_of_a_claim_hold_its_devices() {
+    let mut node = node();
+    let mut wanted = claim("a", &[request("gpu", whole(), &["GPU-0"])]);
+    wanted.pods = ["one", "two"].map(|name| ClaimPod { uid: name.into(), name: name.into() }).into();
+    let [id] = prepared(&mut node, &wanted).unwrap()[..] else { panic!("one request") };
+    let pod = |uid: &&str| {
+        let pod = Pod {
+            name: (*uid).into(),
+            namespace: "ns".into(),
+            ..pod_without_containers(uid, Stage::Admitted)
+        };
+        ((*uid).to_owned(), Arc::new(pod))
+    };
+    let show = |node: &mut Node, pods: &[&str]| {
+        let pods = pods.iter().map(pod).collect();
+        let view =
+            PodsView { current: true, listed_mono_ms: 1, pods, ..PodsView::empty(PodsSource::ApiServer) };
+        node.decide(&Command::Pods(view)).unwrap();
+    };
+    show(&mut node, &["one", "two"]);
+    let author = Author::api("me".into(), String::new());
+    let order = crate::drain::marks::Order { evict: true, ..Default::default() };
+    node.decide(&Command::Drain { gpu: gpu_id("GPU-0"), author, order }).unwrap();
+    let due = crate::drain::eviction_plan::due_requests(&node.ledger, node.now);
+    let names: Vec<&str> = due.iter().map(|request| request.pod.name.as_str()).collect();
+    assert_eq!(names, ["one", "two"]);
+    show(&mut node, &["two"]);
+    assert!(node.decide(&Command::End { id, force: false }).is_err(), "the second pod runs");
 }

@@ -31,7 +31,7 @@ impl World {
         });
         let requests = wanted.iter().map(|(name, (resource, devices))| RequestToPrepare {
             name: name.clone(),
-            devices: AdmitRequest { resource: resource.clone(), devices: devices.clone() },
+            devices: AdmitRequest { resource: resource.clone(), devices: devices.clone(), claim: None },
             answer: StackAnswer::Allow { by: vec!["baseline".into()], terms: Default::default() },
         });
         let claim = ClaimToPrepare {

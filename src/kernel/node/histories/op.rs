@@ -63,6 +63,13 @@ pub(super) enum Op {
     Drain(usize, bool),
     StopDrain(usize),
     MarkHealthy(usize),
+    /// An order to grant a GPU through DRA, or through the device plugin API.
+    SetVia {
+        gpu: usize,
+        dra: bool,
+    },
+    /// The API server has shown that nothing is allocated through the former API of a GPU.
+    FinishMove(usize),
     Uncordon(usize),
     /// An XID that Berth's own rules or a policy of the stack judges.
     Xid {

@@ -21,7 +21,8 @@ use crate::node::invariants::{
     i4_nothing_new_on_a_gpu_that_grants_nothing, i5_the_store_restores_the_ledger,
     i6_a_grant_ends_only_allocations_that_newer_ones_replace, i6_ends_agree_with_the_container_runtime,
     i6_no_allocation_of_a_running_pod_ends, i10_an_id_is_delisted_only_after_its_wait,
-    i11_generation_grows_by_one, pruning_loses_nothing_that_lives,
+    i11_generation_grows_by_one, i14_a_gpu_changes_its_api_only_when_nothing_holds_it,
+    pruning_loses_nothing_that_lives,
 };
 use crate::node::ledger::Ledger;
 use crate::node::record::{Meta, Record, RecordKey, Write, health_records, health_writes, writes};
@@ -34,6 +35,7 @@ use crate::policy::hooks::{AdmitRequest, FaultKind, Terms};
 use crate::policy::stack::StackEntry;
 use crate::sharing::listing::listing;
 use crate::sharing::offer::{Consumes, OfferLine, PartOffer};
+use crate::sharing::via::KubeletApi;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -95,13 +97,18 @@ pub(super) fn shape(i: usize) -> Vec<OfferLine> {
 }
 
 impl World {
-    /// A node whose history keeps this number of ended allocations.
+    /// A node whose history keeps this number of ended allocations, and whose GPUs are granted through the device plugin
+    /// API.
     pub(super) fn new(history: usize) -> Self {
+        Self::with(history, KubeletApi::DevicePlugin)
+    }
+
+    pub(super) fn with(history: usize, via: KubeletApi) -> Self {
         let now = Now { wall_ms: 1_000_000, mono_ms: 1_000_000 };
         let meta = Record::Meta(Meta { store: 7, next_number: 1, kubelet_seen_wall_ms: None });
         let disk: BTreeMap<_, _> = [(meta.key(), meta)].into();
         let history = HistoryLimit { allocations: history, ..HistoryLimit::default() };
-        let rules = Arc::new(Rules { history, ..Rules::default() });
+        let rules = Arc::new(Rules { history, via, ..Rules::default() });
         let ledger = restore(disk.values().cloned().collect(), now).with_rules(&rules);
         let kubelet = KubeletAge { created_wall_ms: 5, created_mono_ms: 5 };
         let mut world = Self {
@@ -119,6 +126,7 @@ impl World {
             claims: Prepared::new(),
         };
         world.step(&Op::Scan { mask: (1 << PARTS) - 1 });
+        world.step(&Op::NameParts { mask: (1 << PARTS) - 1 });
         world.step(&Op::Offer { shape: 2 });
         world
     }
@@ -163,6 +171,7 @@ impl World {
             i6_ends_agree_with_the_container_runtime(&before, &self.ledger, view, &entry);
         }
         i10_an_id_is_delisted_only_after_its_wait(&before, &self.ledger, &entry, self.now);
+        i14_a_gpu_changes_its_api_only_when_nothing_holds_it(&before, &entry);
         self.check_state();
         refusal.map_or(Ok(entry), Err)
     }
@@ -204,7 +213,7 @@ impl World {
         attempt: Attempt,
     ) -> Result<AllocationId, Refusal> {
         let command = Command::Allocate {
-            request: AdmitRequest { resource: resource.clone(), devices },
+            request: AdmitRequest { resource: resource.clone(), devices, claim: None },
             answer: StackAnswer::Allow { by: vec!["baseline".into()], terms: Terms::default() },
             evaluated: Some(self.ledger.generation),
             attempt,
@@ -285,6 +294,13 @@ impl World {
                 let _ =
                     self.apply(&Command::MarkHealthy { gpu: gpu(*i), by: "me".into(), why: String::new() });
             }
+            Op::SetVia { gpu: i, dra } => {
+                let api = if *dra { KubeletApi::Dra } else { KubeletApi::DevicePlugin };
+                let _ = self.apply(&Command::SetVia { gpu: gpu(*i), api, author: author("moves") });
+            }
+            Op::FinishMove(i) => {
+                let _ = self.apply(&Command::FinishMove { gpu: gpu(*i) });
+            }
             Op::Uncordon(i) => {
                 let _ = self.apply(&Command::Uncordon { gpu: gpu(*i), owners: Owners::All });
             }
@@ -323,6 +339,7 @@ impl World {
                 self.ledger =
                     restore(self.disk.values().cloned().collect(), self.now).with_rules(&self.ledger.rules);
                 self.step(&Op::Scan { mask: (1 << PARTS) - 1 });
+                self.step(&Op::NameParts { mask: (1 << PARTS) - 1 });
                 self.adopt();
             }
             Op::End { which } => self.end_allocation(*which),
@@ -340,6 +357,7 @@ impl World {
                 let named_parts = (*mask != 0).then(|| Arc::new(named.collect()));
                 self.apply(&Command::SetDeviceAccess(DeviceAccess {
                     no_strategy,
+                    by_cdi: true,
                     named_parts,
                     ..DeviceAccess::default()
                 }))
@@ -392,7 +410,8 @@ impl World {
         let before = listing(&self.ledger, resource);
         let healthy: Vec<_> = before.iter().filter(|listed| listed.healthy).collect();
         let Some(listed) = healthy.get(device % healthy.len().max(1)) else { return };
-        let request = AdmitRequest { resource: resource.clone(), devices: vec![listed.id.clone()] };
+        let request =
+            AdmitRequest { resource: resource.clone(), devices: vec![listed.id.clone()], claim: None };
         let command = Command::Allocate { request, answer, evaluated: None, attempt: Attempt::First };
         assert!(self.apply(&command).is_err());
         if is_known && !fails {

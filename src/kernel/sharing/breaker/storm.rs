@@ -128,7 +128,7 @@ impl Storm {
         let free = self.healthy_devices().into_iter().find(|id| !held(id));
         let admitted = free.is_some_and(|id| {
             self.submit(&Command::Allocate {
-                request: AdmitRequest { resource: resource(), devices: vec![id] },
+                request: AdmitRequest { resource: resource(), devices: vec![id], claim: None },
                 answer: answer.clone(),
                 evaluated: None,
                 attempt: Attempt::Last { asked_mono_ms: 0 },

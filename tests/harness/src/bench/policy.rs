@@ -29,7 +29,7 @@ pub(crate) fn measure(effort: Effort, house: &House, table: &mut Table) -> Resul
     let ids: Vec<DeviceId> = node.ids().iter().map(|id| DeviceId::parse(id)).collect::<Result<_, _>>()?;
     ensure!(ids.len() == 80, "{} devices instead of 80", ids.len());
     let resource = node.resource.clone();
-    let admit = AdmitRequest { resource: resource.clone(), devices: vec![ids[0].clone()] };
+    let admit = AdmitRequest { resource: resource.clone(), devices: vec![ids[0].clone()], claim: None };
     let place = PlaceRequest { resource, available: ids, required: Vec::new(), size: 1 };
     for (name, hook, question) in [
         ("timeslice", Hook::Place, Question::Place(&place)),

@@ -119,7 +119,7 @@ impl Turn<'_> {
         if devices.is_empty() {
             return;
         }
-        let request = AdmitRequest { resource, devices };
+        let request = AdmitRequest { resource, devices, claim: None };
         let answer = self.walk(bytes, |walk| walk.admit(&request));
         hold(answers::admit(self.stack, &answer));
         if let StackAnswer::Allow { terms, .. } = &answer {

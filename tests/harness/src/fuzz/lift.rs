@@ -73,7 +73,7 @@ pub fn run(policies: &dyn PolicyRuntime, parrot: &PolicyVersion, data: &[u8]) {
             hold(answers::place(&request, &walk.place(&request).0.devices));
         }
         2 => {
-            let request = AdmitRequest { resource, devices: devices[..2].to_vec() };
+            let request = AdmitRequest { resource, devices: devices[..2].to_vec(), claim: None };
             hold(answers::admit(&stack, &walk.admit(&request)));
         }
         _ => {

@@ -275,7 +275,7 @@ fn contested(ledger: &Ledger, view: &ReconcileView) -> Result<(), Violation> {
 /// I3: a policy's denial withdraws nothing where a source shows the pods, which are all of one namespace.
 fn denied(before: &Ledger, after: &Ledger, command: &Command) -> Result<(), Violation> {
     let Command::Allocate {
-        request: AdmitRequest { resource, devices },
+        request: AdmitRequest { resource, devices, claim: None },
         answer: StackAnswer::Deny { .. },
         ..
     } = command

@@ -198,7 +198,7 @@ impl World {
     /// Allocate as front end and policy thread do it: once, and once more after a round where that
     /// may cure the refusal.
     fn allocate(&mut self, resource: &Resource, devices: Vec<DeviceId>, stale: bool) -> Option<AllocationId> {
-        let request = AdmitRequest { resource: resource.clone(), devices };
+        let request = AdmitRequest { resource: resource.clone(), devices, claim: None };
         let asked_mono_ms = self.around.hands.now().mono_ms;
         match self.attempt(&request, Attempt::First, stale)? {
             Err(CommandError::Refused(refusal)) if refusal.reconcile_may_resolve() => {

@@ -156,7 +156,7 @@ fn held(ledger: &Ledger, resource: &Resource, id: &DeviceId) -> bool {
 
 fn allow(resource: &Resource, devices: Vec<DeviceId>) -> Command {
     Command::Allocate {
-        request: AdmitRequest { resource: resource.clone(), devices },
+        request: AdmitRequest { resource: resource.clone(), devices, claim: None },
         answer: StackAnswer::Allow { by: vec!["baseline".into()], terms: Terms::default() },
         evaluated: None,
         attempt: Attempt::Last { asked_mono_ms: 0 },

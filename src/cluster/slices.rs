@@ -1,0 +1,480 @@
+//! Publishes the node's ResourceSlices: the devices of its GPUs that are granted through DRA.
+//!
+//! The API server drops fields whose feature gate is off without an error. So each answer is compared with what was sent. If
+//! taints were dropped, devices with a taint are left out, since the scheduler would allocate them.
+//! A kubelet that starts deletes all slices of its node; the watch of them shows that, and they are published again.
+
+use super::client::{RequestError, request};
+use super::settings::{DraTask, Settings, SlicesState};
+use super::wait::{Backoff, REFRESH_MEAN, after_loss, jittered, random};
+use berth_core::KernelHandle;
+use berth_kernel::ids::names::GpuId;
+use berth_kernel::sharing::publish::{Attribute, PublishedDevice, Taint, Versions, publication};
+use berth_kernel::sharing::via::{KubeletApi, Via};
+use futures_util::{StreamExt, pin_mut};
+use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::resource::v1::{
+    Device, DeviceAttribute, DeviceCapacity, DeviceTaint, ResourcePool, ResourceSlice, ResourceSliceSpec,
+};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
+use kube::api::{DeleteParams, ListParams, PostParams, WatchEvent, WatchParams};
+use kube::core::ObjectList;
+use kube::{Api, Client};
+use std::collections::{BTreeMap, BTreeSet};
+use std::future::pending;
+use tokio::time::{Instant, sleep, timeout};
+
+/// Most devices of one slice that has taints (`resource.k8s.io/v1`: `ResourceSliceMaxDevicesWithTaintsOrConsumesCounters`).
+const DEVICES_PER_SLICE: usize = 64;
+/// The label of everything that this program creates.
+const MANAGED_BY: (&str, &str) = ("app.kubernetes.io/managed-by", "berth");
+/// Longest name of an object, bytes.
+const NAME_BYTES_MAX: usize = 253;
+/// The right that changes of slices need, for the message of a 403.
+const RIGHT: &str = "create, update and delete resourceslices (ClusterRole berth-dra)";
+/// Most rounds of one publication. Each lists the slices and writes those that differ; the list of the next one shows
+/// whether the API server kept what was written.
+const ROUNDS_MAX: usize = 3;
+
+/// Keeps the slices up to date; never returns. They are published while the kubelet has the driver registered: before,
+/// pods would be given devices that no driver prepares.
+pub(super) async fn keep(settings: &Settings, client: Client, kernel: &KernelHandle, task: &DraTask) {
+    let mut backoff = Backoff::new(settings.retry_interval);
+    let (mut snapshots, mut registered) = (kernel.watch(), task.registered.clone());
+    let mut publisher = Publisher::new(settings, client, task);
+    loop {
+        if registered.wait_for(|is_registered| *is_registered).await.is_err() {
+            return pending().await;
+        }
+        snapshots.mark_unchanged();
+        let wanted = publisher.wanted(kernel);
+        let next = match publisher.publish(&wanted).await {
+            Ok(Published::Otherwise) => continue,
+            Ok(Published::At(version)) => {
+                backoff.reset();
+                Ok(version)
+            }
+            Err(RequestError { why, .. }) => {
+                publisher.set_state(Some(why));
+                Err(settings.retry_after.delay(backoff.next(random()), Instant::now()))
+            }
+        };
+        let version = match next {
+            Ok(version) => version,
+            Err(wait) => {
+                sleep(wait).await;
+                continue;
+            }
+        };
+        let ledger_changed = async {
+            loop {
+                if snapshots.changed().await.is_err() {
+                    return pending().await;
+                }
+                snapshots.mark_unchanged();
+                if publisher.wanted(kernel) != wanted {
+                    // A burst of changes is one write.
+                    return sleep(settings.batch_window).await;
+                }
+            }
+        };
+        tokio::select! {
+            () = ledger_changed => {}
+            () = publisher.changed_by_others(&version, settings) => {}
+            _ = registered.wait_for(|is_registered| !*is_registered) => {}
+            () = sleep(jittered(REFRESH_MEAN, random())) => {}
+        }
+    }
+}
+
+/// The result of a publication.
+enum Published {
+    /// The slices are as wanted in the list of this version.
+    At(String),
+    /// The API server has dropped the taints, so other devices are wanted.
+    Otherwise,
+}
+
+/// What the slices are to say.
+#[derive(Clone, Debug, PartialEq)]
+struct Wanted {
+    /// The devices of each slice; one empty slice if there is none, so that the pool is known to be complete.
+    slices: Vec<Vec<Device>>,
+    /// The GPUs that are to be moved to the device plugin API.
+    moving: BTreeSet<GpuId>,
+}
+
+struct Publisher<'s> {
+    slices: Api<ResourceSlice>,
+    nodes: Api<Node>,
+    node: &'s str,
+    task: &'s DraTask,
+    /// Whether the API server has dropped taints.
+    drops_taints: bool,
+}
+
+impl<'s> Publisher<'s> {
+    fn new(settings: &'s Settings, client: Client, task: &'s DraTask) -> Self {
+        Self {
+            slices: Api::all(client.clone()),
+            nodes: Api::all(client),
+            node: &settings.node,
+            task,
+            drops_taints: false,
+        }
+    }
+
+    fn fields(&self) -> String {
+        format!("spec.nodeName={},spec.driver={}", self.node, self.task.driver)
+    }
+
+    fn wanted(&self, kernel: &KernelHandle) -> Wanted {
+        let versions = kernel.counters().gpus.versions();
+        let versions = Versions { driver: versions.driver, cuda: versions.cuda };
+        let ledger = kernel.snapshot();
+        let published = publication(&ledger, &versions).devices;
+        // Their devices have a taint, or are left out.
+        let leaves = |via: &Via| via.api == KubeletApi::Dra && via.moving;
+        let moving = ledger.gpus.iter().filter(|(_, state)| leaves(&state.via));
+        let moving = moving.map(|(gpu, _)| gpu.clone()).collect();
+        // The scheduler would allocate a device whose taint was dropped.
+        let shown = published.iter().filter(|device| device.taints.is_empty() || !self.drops_taints);
+        let devices: Vec<Device> = shown.map(|device| convert(device, &self.task.driver)).collect();
+        let mut slices: Vec<Vec<Device>> =
+            devices.chunks(DEVICES_PER_SLICE).map(<[Device]>::to_vec).collect();
+        if slices.is_empty() {
+            slices.push(Vec::new());
+        }
+        Wanted { slices, moving }
+    }
+
+    /// Brings the slices up to date.
+    async fn publish(&mut self, wanted: &Wanted) -> Result<Published, RequestError> {
+        for _ in 0..ROUNDS_MAX {
+            let list = self.list().await?;
+            let plan = plan(&self.task.driver, self.node, wanted, &list.items);
+            if plan.is_empty() {
+                self.set_published(wanted, &list);
+                return Ok(Published::At(list.metadata.resource_version.unwrap_or_default()));
+            }
+            let dropped_before = self.drops_taints;
+            for change in plan {
+                self.make(change).await?;
+            }
+            if self.drops_taints != dropped_before {
+                return Ok(Published::Otherwise);
+            }
+        }
+        let why = "the API server does not keep the ResourceSlices as they were written".to_owned();
+        Err(RequestError { why, status: None })
+    }
+
+    async fn list(&self) -> Result<ObjectList<ResourceSlice>, RequestError> {
+        let params = ListParams::default().fields(&self.fields());
+        request(self.slices.list(&params), "list resourceslices (ClusterRole berth-dra)").await
+    }
+
+    async fn make(&mut self, change: SliceChange) -> Result<(), RequestError> {
+        let parameters = PostParams::default();
+        let (sent, answered) = match change {
+            SliceChange::Create(mut slice) => {
+                slice.metadata.owner_references = Some(vec![self.owner().await?]);
+                let answered = request(self.slices.create(&parameters, &slice), RIGHT).await?;
+                (slice, answered)
+            }
+            SliceChange::Update(slice) => {
+                let name = slice.metadata.name.clone().unwrap_or_default();
+                let answered = request(self.slices.replace(&name, &parameters, &slice), RIGHT).await?;
+                (slice, answered)
+            }
+            SliceChange::Delete(name) => {
+                let deleted = request(self.slices.delete(&name, &DeleteParams::default()), RIGHT).await;
+                return match deleted {
+                    Err(error) if error.code() != 404 => Err(error),
+                    _ => Ok(()),
+                };
+            }
+        };
+        if !self.drops_taints && has_taint(&sent) && !has_taint(&answered) {
+            tracing::warn!(
+                "the API server drops the taints of devices (feature gate DRADeviceTaints): GPUs that are to be given to no \
+                 further claim are left out of the ResourceSlices instead"
+            );
+            self.drops_taints = true;
+        }
+        Ok(())
+    }
+
+    /// The node owns the slices, so that the garbage collector deletes them with it.
+    async fn owner(&self) -> Result<OwnerReference, RequestError> {
+        let node = request(self.nodes.get_metadata(self.node), "get nodes (ClusterRole berth)").await?;
+        Ok(OwnerReference {
+            api_version: "v1".into(),
+            kind: "Node".into(),
+            name: self.node.to_owned(),
+            uid: node.metadata.uid.unwrap_or_default(),
+            controller: Some(true),
+            block_owner_deletion: None,
+        })
+    }
+
+    /// Returns once another client has changed or deleted a slice, or the watch of them has ended.
+    async fn changed_by_others(&self, version: &str, settings: &Settings) {
+        let seconds = u32::try_from(settings.watch_timeout.as_secs()).unwrap_or(u32::MAX);
+        let params = WatchParams::default().fields(&self.fields()).timeout(seconds);
+        // The next round lists them.
+        let wait = || {
+            let lost = after_loss(settings.reconnect_wait_max, random());
+            sleep(settings.retry_after.delay(lost, Instant::now()))
+        };
+        let Ok(stream) = self.slices.watch(&params, version).await else { return wait().await };
+        pin_mut!(stream);
+        loop {
+            match timeout(settings.read_timeout, stream.next()).await {
+                Ok(Some(Ok(WatchEvent::Bookmark(_)))) => {}
+                Ok(Some(Ok(WatchEvent::Added(_) | WatchEvent::Modified(_) | WatchEvent::Deleted(_)))) => {
+                    return;
+                }
+                _ => return wait().await,
+            }
+        }
+    }
+
+    fn set_published(&self, wanted: &Wanted, list: &ObjectList<ResourceSlice>) {
+        let generation = list.items.iter().map(|slice| slice.spec.pool.generation).max().unwrap_or(0);
+        let devices = wanted.slices.iter().map(Vec::len).sum();
+        let moving = wanted.moving.clone();
+        self.set(SlicesState { generation, devices, moving, drops_taints: self.drops_taints, error: None });
+    }
+
+    fn set_state(&self, error: Option<String>) {
+        let last = self.task.state.borrow().clone();
+        self.set(SlicesState { error, ..last });
+    }
+
+    fn set(&self, new: SlicesState) {
+        self.task.state.send_if_modified(|current| {
+            let changed = *current != new;
+            if changed {
+                match (&new.error, &current.error) {
+                    (Some(why), old) if old.as_ref() != Some(why) => {
+                        tracing::warn!(why, "the ResourceSlices are not up to date");
+                    }
+                    (None, _) => tracing::info!(
+                        devices = new.devices,
+                        generation = new.generation,
+                        "the ResourceSlices are published"
+                    ),
+                    _ => {}
+                }
+                *current = new;
+            }
+            changed
+        });
+    }
+}
+
+fn has_taint(slice: &ResourceSlice) -> bool {
+    let devices = slice.spec.devices.iter().flatten();
+    devices.flat_map(|device| device.taints.iter().flatten()).next().is_some()
+}
+
+/// A change of one slice.
+#[derive(Debug)]
+enum SliceChange {
+    Create(ResourceSlice),
+    Update(ResourceSlice),
+    Delete(String),
+}
+
+/// The changes that bring the slices to what is wanted. One slice that differs is updated; more of them get a new
+/// generation of the pool, which counts once it is complete.
+fn plan(driver: &str, node: &str, wanted: &Wanted, existing: &[ResourceSlice]) -> Vec<SliceChange> {
+    let count = wanted.slices.len();
+    let names: Vec<String> = (0..count).map(|index| slice_name(index, driver, node)).collect();
+    let by_name: BTreeMap<&str, &ResourceSlice> =
+        existing.iter().filter_map(|slice| Some((slice.metadata.name.as_deref()?, slice))).collect();
+    let newest = existing.iter().map(|slice| slice.spec.pool.generation).max().unwrap_or(0);
+    let spec = |generation: i64, devices: &Vec<Device>| ResourceSliceSpec {
+        driver: driver.to_owned(),
+        node_name: Some(node.to_owned()),
+        pool: ResourcePool {
+            name: node.to_owned(),
+            generation,
+            resource_slice_count: i64::try_from(count).unwrap_or(i64::MAX),
+        },
+        devices: Some(devices.clone()).filter(|devices| !devices.is_empty()),
+        ..ResourceSliceSpec::default()
+    };
+    let differs = |name: &String, devices| {
+        by_name.get(name.as_str()).is_none_or(|slice| comparable(&slice.spec) != spec(newest, devices))
+    };
+    let pairs = || names.iter().zip(&wanted.slices);
+    let different = pairs().filter(|(name, devices)| differs(name, devices)).count();
+    let is_extra = |name: &&str| !names.iter().any(|ours| ours == name);
+    let extra: Vec<&str> = by_name.keys().copied().filter(|name| is_extra(name)).collect();
+    if different == 0 && extra.is_empty() {
+        return Vec::new();
+    }
+    let is_in_place = different <= 1 && extra.is_empty() && by_name.len() == count;
+    let generation = if is_in_place { newest } else { newest + 1 };
+    let written = pairs().filter(|(name, devices)| !is_in_place || differs(name, devices));
+    let mut changes: Vec<SliceChange> = written
+        .map(|(name, devices)| {
+            let spec = spec(generation, devices);
+            match by_name.get(name.as_str()) {
+                Some(known) => SliceChange::Update(ResourceSlice { metadata: known.metadata.clone(), spec }),
+                None => SliceChange::Create(ResourceSlice {
+                    metadata: ObjectMeta {
+                        name: Some(name.clone()),
+                        labels: Some([(MANAGED_BY.0.to_owned(), MANAGED_BY.1.to_owned())].into()),
+                        ..ObjectMeta::default()
+                    },
+                    spec,
+                }),
+            }
+        })
+        .collect();
+    changes.extend(extra.into_iter().map(|name| SliceChange::Delete(name.to_owned())));
+    changes
+}
+
+/// The scheduler tries slices by their names, so these begin with the index.
+fn slice_name(index: usize, driver: &str, node: &str) -> String {
+    let mut name = format!("{index:05}-{driver}-{node}");
+    name.truncate(name.floor_char_boundary(NAME_BYTES_MAX));
+    name.trim_end_matches(['-', '.']).to_owned()
+}
+
+/// A slice without what the API server adds: the times of taints, and an empty list of devices.
+fn comparable(spec: &ResourceSliceSpec) -> ResourceSliceSpec {
+    let mut spec = spec.clone();
+    for device in spec.devices.iter_mut().flatten() {
+        device.taints.iter_mut().flatten().for_each(|taint| taint.time_added = None);
+    }
+    spec.devices = spec.devices.filter(|devices| !devices.is_empty());
+    spec
+}
+
+fn convert(device: &PublishedDevice, driver: &str) -> Device {
+    let attribute = |value: &Attribute| match value {
+        Attribute::Text(text) => DeviceAttribute { string: Some(text.clone()), ..Default::default() },
+        Attribute::Version(version) => {
+            DeviceAttribute { version: Some(version.clone()), ..Default::default() }
+        }
+        Attribute::Number(number) => DeviceAttribute { int: Some(*number), ..Default::default() },
+    };
+    let taint = |taint: &Taint| DeviceTaint {
+        key: format!("{driver}/{}", taint.as_str()),
+        effect: "NoSchedule".into(),
+        ..DeviceTaint::default()
+    };
+    let memory = DeviceCapacity { value: Quantity(mebibytes(device.memory_mib)), request_policy: None };
+    let taints: Vec<DeviceTaint> = device.taints.iter().map(taint).collect();
+    Device {
+        name: device.name.clone(),
+        attributes: Some(
+            device.attributes.iter().map(|(name, value)| (name.clone(), attribute(value))).collect(),
+        ),
+        capacity: Some([("memory".to_owned(), memory)].into()),
+        taints: Some(taints).filter(|taints| !taints.is_empty()),
+        ..Device::default()
+    }
+}
+
+/// A quantity as the API server writes it: by the largest binary unit of which it is a multiple.
+fn mebibytes(mib: u64) -> String {
+    let (mut value, mut units) = (mib, ["Mi", "Gi", "Ti", "Pi"].iter());
+    let mut unit = units.next();
+    while value != 0 && value.is_multiple_of(1024) {
+        let Some(next) = units.next() else { break };
+        (value, unit) = (value / 1024, Some(next));
+    }
+    if value == 0 { "0".to_owned() } else { format!("{value}{}", unit.copied().unwrap_or_default()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn device(name: &str, tainted: bool) -> Device {
+        let taint =
+            DeviceTaint { key: "d/cordoned".into(), effect: "NoSchedule".into(), ..Default::default() };
+        Device { name: name.into(), taints: tainted.then(|| vec![taint]), ..Device::default() }
+    }
+
+    /// Slices of one device each.
+    fn wanted(devices: &[&Device]) -> Wanted {
+        let slices = devices.iter().map(|device| vec![(*device).clone()]).collect();
+        Wanted { slices, moving: BTreeSet::new() }
+    }
+
+    /// The slices after the API server has made the changes.
+    fn made(existing: &[ResourceSlice], changes: Vec<SliceChange>) -> Vec<ResourceSlice> {
+        let name = |slice: &ResourceSlice| slice.metadata.name.clone().unwrap();
+        let mut all: BTreeMap<String, ResourceSlice> =
+            existing.iter().map(|slice| (name(slice), slice.clone())).collect();
+        for change in changes {
+            match change {
+                SliceChange::Create(slice) => assert!(all.insert(name(&slice), slice).is_none()),
+                SliceChange::Update(slice) => assert!(all.insert(name(&slice), slice).is_some()),
+                SliceChange::Delete(name) => assert!(all.remove(&name).is_some()),
+            }
+        }
+        all.into_values().collect()
+    }
+
+    fn generations(slices: &[ResourceSlice]) -> Vec<i64> {
+        slices.iter().map(|slice| slice.spec.pool.generation).collect()
+    }
+
+    #[test]
+    fn one_slice_that_differs_is_updated_and_more_get_a_new_generation() {
+        let (a, b, c) = (device("a", false), device("b", false), device("c", false));
+        let first = wanted(&[&a, &b]);
+        let slices = made(&[], plan("d", "n1", &first, &[]));
+        assert_eq!(generations(&slices), [1, 1]);
+        assert!(plan("d", "n1", &first, &slices).is_empty());
+        let one = wanted(&[&a, &device("b", true)]);
+        let slices = made(&slices, plan("d", "n1", &one, &slices));
+        assert_eq!(generations(&slices), [1, 1]);
+        assert!(plan("d", "n1", &one, &slices).is_empty());
+        let both = wanted(&[&c, &b]);
+        let slices = made(&slices, plan("d", "n1", &both, &slices));
+        assert_eq!(generations(&slices), [2, 2]);
+        let fewer = wanted(&[&c]);
+        let slices = made(&slices, plan("d", "n1", &fewer, &slices));
+        assert_eq!(generations(&slices), [3]);
+        assert_eq!(slices[0].spec.pool.resource_slice_count, 1);
+        // A slice that a kubelet has deleted.
+        let slices = made(&[], plan("d", "n1", &first, &[]));
+        let left = &slices[1..];
+        let slices = made(left, plan("d", "n1", &first, left));
+        assert_eq!(generations(&slices), [2, 2]);
+    }
+
+    #[test]
+    fn what_the_api_server_adds_is_no_difference() {
+        let wanted = wanted(&[&device("a", true)]);
+        let mut slices = made(&[], plan("d", "n1", &wanted, &[]));
+        let added = slices[0].spec.devices.as_mut().unwrap()[0].taints.as_mut().unwrap();
+        added[0].time_added = Some(serde_json::from_str("\"2026-11-29T00:00:00Z\"").unwrap());
+        assert!(plan("d", "n1", &wanted, &slices).is_empty());
+    }
+
+    #[test]
+    fn quantities_are_written_as_the_api_server_writes_them() {
+        for (mib, text) in [(81_559, "81559Mi"), (81_920, "80Gi"), (1024 * 1024, "1Ti"), (1, "1Mi"), (0, "0")]
+        {
+            assert_eq!(mebibytes(mib), text);
+        }
+    }
+
+    #[test]
+    fn the_names_of_slices_sort_by_their_index_and_fit() {
+        assert_eq!(slice_name(7, "gpu.nvidia.com", "n1"), "00007-gpu.nvidia.com-n1");
+        let long = slice_name(0, "gpu.nvidia.com", &"n.".repeat(126));
+        assert!(long.len() <= NAME_BYTES_MAX && !long.ends_with('.'));
+    }
+}

@@ -10,7 +10,6 @@ from datetime import datetime
 from pathlib import Path
 
 import disk
-import gpus
 import machine
 import process
 from gpus import FakeGpus
@@ -59,7 +58,7 @@ class Setup:
     as seldom as by default.
     `slices`: GPU n is offered in slices of `slices[n]` MiB, as a resource of its own, and the driver limits memory.
     `labels`: it labels the node with its GPUs, for which it must ask. `configs`: a label of the node chooses its stack
-    among the files of `Berth.mount_configs`.
+    among the files of `Berth.mount_configs`. `dra`: its DRA driver is enabled, and a GPU is moved in seconds.
     """
 
     def __init__(
@@ -80,6 +79,7 @@ class Setup:
         labels: bool = False,
         configs: bool = False,
         slices: tuple[int, ...] = (),
+        dra: bool = False,
     ) -> None:
         self.gpus = gpus
         self.shares = shares
@@ -97,6 +97,7 @@ class Setup:
         self.labels = labels
         self.configs = configs
         self.slices = slices
+        self.dra = dra
 
     @property
     def resource(self) -> str:
@@ -300,6 +301,15 @@ class Berth:
         """The past events of that kind, newest first."""
         return [event for event in self._get("/api/v1/events/history")["items"] if event["kind"] == kind]
 
+    def claims(self) -> dict[str, dict]:
+        """The live allocations of claims as the API shows them, by the claims' names."""
+        shown = self._get("/api/v1/allocations")["items"]
+        return {one["claim"]["name"]: one for one in shown if "claim" in one}
+
+    def via(self, gpu: str) -> dict:
+        """Through which API of the kubelet a GPU is granted."""
+        return self._get(f"/api/v1/gpus/{gpu}/via")
+
     def gpus(self) -> set[str]:
         """The UUIDs of all GPUs that it manages."""
         return {gpu["uuid"] for gpu in self._get("/api/v1/gpus")["items"]}
@@ -389,6 +399,9 @@ def _settings(setup: Setup, nvml_library: Path) -> dict:
         settings["stack"] = _stack(setup)
     if setup.quiet_seconds is not None:
         settings["health"] = {"quietSeconds": setup.quiet_seconds}
+    if setup.dra:
+        settings["dra"] = {"enabled": True}
+        settings["timing"] = {"viaMs": 2000}
     if setup.labels:
         settings["labels"] = {"node": True}
     edits = {}
@@ -405,9 +418,9 @@ def _settings(setup: Setup, nvml_library: Path) -> dict:
     return settings
 
 
-def write_cdi_spec(count: int) -> None:
+def write_cdi_spec(uuids: list[str]) -> None:
     """A CDI spec such as nvidia-ctk writes, whose only edit is a variable that names the device."""
-    devices = [{"name": u, "containerEdits": {"env": [f"{cdi_variable(u)}=injected"]}} for u in gpus.uuids(count)]
+    devices = [{"name": u, "containerEdits": {"env": [f"{cdi_variable(u)}=injected"]}} for u in uuids]
     spec = {"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "devices": devices}
     (CDI_SPECS / "berth-e2e.json").write_text(json.dumps(spec, indent=1), encoding="utf-8")
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from bench import Bench
 from berth import CONFIG_FOR_READERS, LIBRARY_IN_POD, LIBRARY_ON_HOST, SHARED, Setup, cdi_variable, gpu_of, write_cdi_spec
 from foreign import ForeignStream
-from gpus import DEVICE_NODE
+from gpus import DEVICE_NODE, uuids
 from kubelet import CHECKPOINT, PLUGINS, SOCKET, healthy
 from pods import Container, Pod
 from say import TestError, until
@@ -554,6 +554,6 @@ SCENARIOS = [
         "cdi",
         Setup(gpus=4, cdi=True),
         {"the devices arrive by their CDI names": cdi_devices},
-        before=lambda: write_cdi_spec(4),
+        before=lambda: write_cdi_spec(uuids(4)),
     ),
 ]

@@ -183,7 +183,7 @@ def _install_runtime(nvml) -> None:
     _USES.unlink(missing_ok=True)
     _NVIDIA.write_text(f'#!/bin/sh\ntouch {_USES}\nexec runc "$@"\n', encoding="ascii")
     _NVIDIA.chmod(0o755)
-    write_cdi_spec(_GPUS)
+    write_cdi_spec(uuids(_GPUS))
 
 
 def _install(nvml) -> None:

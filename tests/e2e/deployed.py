@@ -41,6 +41,7 @@ import oci  # noqa: E402
 import places  # noqa: E402
 import process  # noqa: E402
 import program  # noqa: E402
+from berth import cdi_variable, write_cdi_spec  # noqa: E402
 from controlplane import Answer, ControlPlane  # noqa: E402
 from node import Node  # noqa: E402
 from pods import NAMESPACE, Container, Pod  # noqa: E402
@@ -640,6 +641,89 @@ class Deployed:
             raise TestError("the pod or the daemon's process was replaced")
         return f"{_WHOLE}=2, one held; then {_SHARED}=4, then 8"
 
+    def the_driver_runs_in_its_pod(self) -> str:
+        """The chart with `config.dra`: the pod's token publishes the GPUs of its node and of no other, and a claim gets one."""
+        self.cluster.kubectl("-n", BERTH, "delete", "daemonset", "--all", "--wait")
+        until("the pod is gone", 60, lambda: not self._pods())
+        shutil.rmtree(_STATE, ignore_errors=True)
+        config = {
+            "gpus": "sim:2xh100",
+            "dra": {"enabled": True},
+            "timing": {"viaMs": 2000},
+            "cdi": {"folders": [str(places.CDI_SPECS)], "generate": "never"},
+            "containerEdits": {"deviceListStrategy": ["cdi-cri"]},
+        }
+        self._install({"config": config})
+        self._ready("berth")
+        self._allocatable({_WHOLE: 2})
+        policy = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies/berth-dra-own-node"
+
+        def checked() -> bool:
+            found = self.cluster.get(policy)
+            if found.get("status", {}).get("observedGeneration") != found["metadata"]["generation"]:
+                raise TestError("the policy is not checked yet")
+            warnings = found["status"].get("typeChecking", {}).get("expressionWarnings")
+            if warnings:
+                raise Hopeless(f"the policy: {warnings}")
+            return True
+
+        until("the policy is checked", 60, checked)
+        write_cdi_spec([gpu["uuid"] for gpu in json.loads(self._cli("-o", "json", "gpu", "list"))["items"]])
+
+        def registered() -> bool:
+            status = json.loads(self._cli("-o", "json", "node", "show"))["dra"]
+            if not status["registered"]:
+                raise TestError(f"the API shows {status}")
+            return True
+
+        until("the kubelet has registered the driver", 60, registered)
+        self._cli("gpu", "via", "0", "dra", "--wait", seconds=120)
+        slices = "/apis/resource.k8s.io/v1/resourceslices"
+        driver = "gpu.nvidia.com"
+
+        def of(node: str, **more) -> dict:
+            pool = {"name": node, "generation": 1, "resourceSliceCount": 1}
+            return {"metadata": {"name": f"{node}-e2e"}, "spec": {"driver": driver, "pool": pool, "nodeName": node, **more}}
+
+        own, free = self._token(_HERE), self._token(None)
+        everywhere = of(_HERE, allNodes=True)
+        del everywhere["spec"]["nodeName"]
+        for what, token, asked in (
+            ("another node's", own, of(_ELSEWHERE)),
+            ("another driver's", own, of(_HERE, driver="gpu.example.com")),
+            ("all nodes'", own, everywhere),
+            ("by a token of no node", free, of(_HERE)),
+        ):
+            try:
+                _refused(self.cluster.answer("POST", slices, asked, token), "may not change ResourceSlices")
+            except TestError as why:
+                raise TestError(f"a slice, {what}: {why}") from why
+        (published,) = (s for s in self.cluster.get(slices)["items"] if s["spec"].get("devices"))
+        of_this_node = f"{slices}/{published['metadata']['name']}"
+        moved = {**published, "spec": {**published["spec"], "pool": {**published["spec"]["pool"], "generation": 99}}}
+        for method, body in (("PUT", moved), ("DELETE", None)):
+            _refused(self.cluster.answer(method, of_this_node, body, own), "may not change ResourceSlices")
+        self._made(slices, of(_ELSEWHERE))
+        _refused(self.cluster.answer("DELETE", f"{slices}/{_ELSEWHERE}-e2e", None, own), "may not change ResourceSlices")
+        for method, path, body in (("POST", slices, of(_HERE)), ("DELETE", f"{slices}/{_HERE}-e2e", None)):
+            answer = self.cluster.answer(method, path, body, own)
+            if answer.status not in (200, 201):
+                raise TestError(f"{method} of the own node's slice: {answer.message}")
+        self.cluster.kubectl("delete", "resourceslice", f"{_ELSEWHERE}-e2e")
+        devices = {"requests": [{"name": "gpu", "exactly": {"deviceClassName": driver}}]}
+        claim = {"metadata": {"name": "one"}, "spec": {"devices": devices}}
+        self._made(f"/apis/resource.k8s.io/v1/namespaces/{NAMESPACE}/resourceclaims", claim)
+        pod = self.node.run(Pod("claims", [Container("main", {}, claims=("one",))], claims=("one",), restart="Never"))
+        pod.started("main")
+        gpu = published["spec"]["devices"][0]["attributes"]["uuid"]["string"]
+        if pod.environment("main").get(cdi_variable(gpu)) != "injected":
+            raise TestError(f"the container has not got {gpu}")
+        self.node.delete(pod)
+        self.cluster.kubectl("-n", NAMESPACE, "delete", "resourceclaim", "one")
+        self._cli("gpu", "via", "0", "device-plugin", "--wait", seconds=120)
+        self._allocatable({_WHOLE: 2})
+        return f"gpu={gpu}"
+
     def the_chart_runs_the_guard(self) -> str:
         """In its own DaemonSet: it knows holders, refuses a pod that names all GPUs, and is updated as docs/guard.md says."""
         self.cluster.kubectl("-n", BERTH, "delete", "daemonset", "--all", "--wait")
@@ -705,6 +789,7 @@ class Deployed:
         a_node_gets_what_its_profile_says,
         a_label_chooses_among_files_of_nvidias_plugin,
         a_changed_configmap_changes_sharing_while_a_pod_runs,
+        the_driver_runs_in_its_pod,
         the_chart_runs_the_guard,
     )
 

@@ -45,8 +45,8 @@ exit $code
 
 class Container:
     """One container: its name, the extended resources that it asks for, shell lines to run before its heartbeat,
-    variables that it sets itself, its image, whether it is privileged, and the path at which it has the host's /dev/null,
-    in which NVIDIA's runtime reads names of GPUs."""
+    variables that it sets itself, its image, whether it is privileged, the path at which it has the host's /dev/null,
+    in which NVIDIA's runtime reads names of GPUs, and those of the pod's claims that it uses."""
 
     def __init__(
         self,
@@ -57,7 +57,9 @@ class Container:
         image: str = images.BUSYBOX,
         privileged: bool = False,
         mount: str = "",
+        claims: tuple[str, ...] = (),
     ) -> None:
+        self.claims = claims
         self.name = name
         self.resources = resources
         self.extra = extra
@@ -72,7 +74,7 @@ class Pod:
 
     An init container waits until `release` is called with its name. `restart` is the pod's restartPolicy. `on`:
     labels that its node must have, by nodeAffinity. `grace`: its terminationGracePeriodSeconds. Another `namespace`: only of
-    a static pod.
+    a static pod. `claims`: ResourceClaims of the namespace, each under its own name.
     """
 
     def __init__(
@@ -86,7 +88,9 @@ class Pod:
         annotations: dict[str, str] | None = None,
         grace: int = 2,
         namespace: str = NAMESPACE,
+        claims: tuple[str, ...] = (),
     ) -> None:
+        self.claims = claims
         self.namespace = namespace
         self.short_name = name
         self.name = name
@@ -166,6 +170,7 @@ class Pod:
                     "enableServiceLinks": False,
                     "terminationGracePeriodSeconds": self.grace,
                     "restartPolicy": self.restart,
+                    **({"resourceClaims": [{"name": c, "resourceClaimName": c} for c in self.claims]} if self.claims else {}),
                     **({"affinity": {"nodeAffinity": self._node_affinity()}} if self.on else {}),
                     "initContainers": [self._container(c, _INIT_SHELL) for c in self.init],
                     "containers": [self._container(c, _SHELL) for c in self.containers],
@@ -195,7 +200,11 @@ class Pod:
                 {"name": _UID, "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}},
                 *({"name": name, "value": value} for name, value in container.env.items()),
             ],
-            "resources": {"limits": amounts, "requests": amounts},
+            "resources": {
+                "limits": amounts,
+                "requests": amounts,
+                **({"claims": [{"name": c} for c in container.claims]} if container.claims else {}),
+            },
             "volumeMounts": [
                 {"name": "e2e", "mountPath": "/e2e"},
                 *([{"name": "null", "mountPath": container.mount}] if container.mount else []),

@@ -1,0 +1,272 @@
+"""Cases of the DRA driver at a real kubelet and a real scheduler: claims get their GPU, and a GPU moves between the
+device plugin and claims while the node runs."""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.parse
+
+from bench import Bench
+from berth import WHOLE, Setup, cdi_variable, write_cdi_spec
+from gpus import uuids
+from places import CDI_SPECS
+from pods import NAMESPACE, Container, Pod
+from say import TestError, until
+from scenario import Scenario
+
+DRIVER = "gpu.nvidia.com"
+GPUS = 3
+#: Until the kubelet has called NotifyRegistrationStatus; the watcher of plugins looks once a second.
+REGISTERED_SECONDS = 20
+#: `viaMs` of the setup, two looks at the API server, and the kubelet's status.
+CHANGES_SECONDS = 30
+#: From the kubelet's registration of the driver, which has deleted the slices at its start, or from their deletion.
+PUBLISHED_SECONDS = 10
+_SLICES = "/apis/resource.k8s.io/v1/resourceslices?fieldSelector=" + urllib.parse.quote(f"spec.driver={DRIVER}")
+
+
+def registered(bench: Bench) -> str:
+    """The kubelet finds the driver by its socket, whose name has an `@`, and the pool is empty but complete."""
+    begin = time.monotonic()
+    until("the kubelet has registered the driver", REGISTERED_SECONDS, lambda: bench.berth.node()["dra"]["registered"])
+    _published(bench, set())
+    _classes(bench)
+    return f"registered_within_s={time.monotonic() - begin:.1f}"
+
+
+def moves(bench: Bench) -> str:
+    """A GPU leaves the device plugin's list, and is published once the node's status shows that."""
+    bench.allocatable({WHOLE: GPUS})
+    gpu = bench.shared = sorted(bench.berth.gpus())[0]
+    begin = time.monotonic()
+    bench.berth.cli("gpu", "via", gpu, "dra", "--wait", "--reason", "new jobs", seconds=CHANGES_SECONDS)
+    took = time.monotonic() - begin
+    if bench.node.cluster.allocatable(WHOLE) != GPUS - 1:
+        raise TestError(f"{WHOLE} of the node is {bench.node.cluster.allocatable(WHOLE)}")
+    _published(bench, {gpu})
+    return f"moved_within_s={took:.0f}"
+
+
+def claim_runs(bench: Bench) -> None:
+    """A pod with a claim gets the GPU by CDI, and the API names claim and pod; the other pods get none of it."""
+    _claim(bench, "first")
+    pod = _pod("claims", "first")
+    bench.node.run(pod)
+    bench.node.running(pod)
+    pod.started("main")
+    environment = pod.environment("main")
+    if environment.get(cdi_variable(bench.shared)) != "injected":
+        raise TestError(f"the container has not got {bench.shared}: {sorted(environment)}")
+    shown = bench.berth.claims()["first"]
+    if (shown["gpus"], shown["claim"]["pods"]) != ([bench.shared], [pod.name]):
+        raise TestError(f"the API shows {shown}")
+    if shown["id"] not in environment.values():
+        raise TestError(f"the container has not got the id of its allocation {shown['id']}: {environment}")
+    plugin = [bench.pod(f"plugin-{n}", {"main": 1}) for n in range(GPUS - 1)]
+    for one in plugin:
+        bench.node.run(one)
+        bench.node.running(one)
+        one.started("main")
+        if one.environment("main").get(cdi_variable(bench.shared)):
+            raise TestError(f"{one.name} has the GPU of the claim")
+    for one in plugin:
+        bench.node.delete(one)
+    bench.claim_pod = pod
+
+
+def second_waits(bench: Bench) -> str:
+    """A second claim waits for the GPU, and runs when the first one is released."""
+    _claim(bench, "second")
+    pod = _pod("waits", "second")
+    bench.node.run(pod)
+    time.sleep(3)
+    if bench.node.cluster.pod(pod.name)["status"]["phase"] != "Pending":
+        raise TestError("the GPU of the first claim was given to the second one")
+    begin = time.monotonic()
+    bench.node.delete(bench.claim_pod)
+    bench.node.cluster.kubectl("delete", "resourceclaim", "first")
+    bench.node.running(pod)
+    pod.started("main")
+    if set(bench.berth.claims()) != {"second"}:
+        raise TestError(f"live claims: {set(bench.berth.claims())}")
+    bench.claim_pod = pod
+    return f"running_after_s={time.monotonic() - begin:.1f}"
+
+
+def kubelet_restarted(bench: Bench) -> str:
+    """The kubelet deletes the slices at its start; they are back, the claim keeps its allocation, and its container starts again."""
+    before = bench.berth.claims()["second"]["id"]
+    bench.node.kubelet.stop()
+    bench.node.kubelet.start()
+    begin = time.monotonic()
+    _published(bench, {bench.shared})
+    took = time.monotonic() - begin
+    bench.node.running(bench.claim_pod)
+    _crash(bench, bench.claim_pod)
+    if bench.berth.claims()["second"]["id"] != before:
+        raise TestError("the allocation of the claim is another one")
+    return f"published_after_s={took:.1f}"
+
+
+def berth_restarted(bench: Bench) -> None:
+    """kill -9: the claim is there, its specification is, and its container can start again."""
+    before = bench.berth.claims()["second"]["id"]
+    bench.berth.crash()
+    for file in CDI_SPECS.glob(f"{DRIVER}-*"):
+        file.unlink()
+    bench.berth.start()
+    if bench.berth.claims()["second"]["id"] != before:
+        raise TestError("the allocation of the claim is another one")
+    _crash(bench, bench.claim_pod)
+    until("the kubelet has registered the driver", REGISTERED_SECONDS, lambda: bench.berth.node()["dra"]["registered"])
+
+
+def specification_deleted(bench: Bench) -> str:
+    """A specification that is deleted is written again."""
+    (file,) = CDI_SPECS.glob(f"{DRIVER}-*.json")
+    begin = time.monotonic()
+    file.unlink()
+    until("the specification is written again", 10, file.exists, every=0.02)
+    took = (time.monotonic() - begin) * 1000
+    _crash(bench, bench.claim_pod)
+    return f"written_again_within_ms={took:.0f}"
+
+
+def cordoned(bench: Bench) -> str:
+    """A cordon is a taint: the pod stays, and no further claim is given the GPU."""
+    begin = time.monotonic()
+    bench.berth.cli("gpu", "cordon", bench.shared)
+    until("the slice has the taint", PUBLISHED_SECONDS, lambda: _taints(bench) == [f"{DRIVER}/cordoned"], every=0.05)
+    took = time.monotonic() - begin
+    bench.claim_pod.beats("main")
+    bench.berth.cli("gpu", "uncordon", bench.shared)
+    until("the taint is gone", PUBLISHED_SECONDS, lambda: not _taints(bench))
+    return f"tainted_within_s={took:.1f}"
+
+
+def moves_back(bench: Bench) -> str:
+    """The GPU waits for the claim's release, says so, and is listed by the device plugin again."""
+    bench.berth.cli("gpu", "via", bench.shared, "device-plugin")
+    until("the slice has the taint", PUBLISHED_SECONDS, lambda: _taints(bench) == [f"{DRIVER}/moving"])
+    time.sleep(4)
+    via = bench.berth.via(bench.shared)
+    if via["state"] != "toDevicePlugin" or bench.berth.claims()["second"]["id"] not in via.get("waitsFor", ""):
+        raise TestError(f"the API shows {via}")
+    bench.claim_pod.beats("main")
+    bench.node.delete(bench.claim_pod)
+    bench.node.cluster.kubectl("delete", "resourceclaim", "second")
+    begin = time.monotonic()
+    until("the GPU was moved", CHANGES_SECONDS, lambda: bench.berth.via(bench.shared)["state"] == "devicePlugin")
+    took = time.monotonic() - begin
+    bench.allocatable({WHOLE: GPUS})
+    _published(bench, set())
+    pods = [bench.pod(f"back-{n}", {"main": 1}) for n in range(GPUS)]
+    bench.start(*pods)
+    bench.no_pod_failed()
+    for one in pods:
+        bench.node.delete(one)
+        bench.running.remove(one)
+    return f"moved_within_s={took:.0f}"
+
+
+def unchanged_pod(bench: Bench) -> None:
+    """A pod that requests `nvidia.com/gpu: 1` runs by the device plugin, by DRA after all GPUs were moved, and again by the
+    device plugin."""
+    for round_, api in enumerate(("device-plugin", "dra", "device-plugin")):
+        for gpu in sorted(bench.berth.gpus()):
+            bench.berth.cli("gpu", "via", gpu, api, "--wait", seconds=3 * CHANGES_SECONDS)
+        bench.allocatable({WHOLE: 0 if api == "dra" else GPUS})
+        pod = bench.pod(f"unchanged-{round_}", {"main": 1})
+        bench.node.run(pod)
+        bench.node.running(pod)
+        pod.started("main")
+        environment = pod.environment("main")
+        got = [gpu for gpu in bench.berth.gpus() if environment.get(cdi_variable(gpu)) == "injected"]
+        if len(got) != 1:
+            raise TestError(f"by {api} the container has got {got}")
+        if bool(bench.berth.claims()) != (api == "dra"):
+            raise TestError(f"by {api} the API shows the claims {bench.berth.claims()}")
+        bench.node.delete(pod)
+    bench.no_pod_failed()
+
+
+def _claim(bench: Bench, name: str) -> None:
+    devices = {"requests": [{"name": "gpu", "exactly": {"deviceClassName": DRIVER}}]}
+    _create(bench, "ResourceClaim", {"name": name, "namespace": NAMESPACE}, {"devices": devices})
+
+
+def _classes(bench: Bench) -> None:
+    """That of the chart."""
+    expression = f"device.driver == '{DRIVER}' && device.attributes['{DRIVER}'].type == 'gpu'"
+    spec = {"selectors": [{"cel": {"expression": expression}}], "extendedResourceName": WHOLE}
+    _create(bench, "DeviceClass", {"name": DRIVER}, spec)
+
+
+def _create(bench: Bench, kind: str, metadata: dict, spec: dict) -> None:
+    manifest = {"apiVersion": "resource.k8s.io/v1", "kind": kind, "metadata": metadata, "spec": spec}
+    bench.node.cluster.create(json.dumps(manifest))
+
+
+def _pod(name: str, claim: str) -> Pod:
+    return Pod(name, [Container("main", {}, claims=(claim,))], claims=(claim,))
+
+
+def _devices(bench: Bench) -> list[dict]:
+    slices = bench.node.cluster.get(_SLICES)["items"]
+    newest = max((one["spec"]["pool"]["generation"] for one in slices), default=0)
+    current = [one["spec"] for one in slices if one["spec"]["pool"]["generation"] == newest]
+    if not current or len(current) != current[0]["pool"]["resourceSliceCount"]:
+        raise TestError(f"the pool is not complete: {slices}")
+    return [device for spec in current for device in spec.get("devices", [])]
+
+
+def _taints(bench: Bench) -> list[str]:
+    return [taint["key"] for device in _devices(bench) for taint in device.get("taints", [])]
+
+
+def _published(bench: Bench, gpus: set[str]) -> None:
+    """Waits until the slices have exactly the devices of these GPUs, as the API server has them."""
+
+    def look() -> bool:
+        shown = {device["attributes"]["uuid"]["string"] for device in _devices(bench)}
+        if shown != gpus:
+            raise TestError(f"the slices have {shown}")
+        return True
+
+    until(f"the slices have {len(gpus)} devices", PUBLISHED_SECONDS + REGISTERED_SECONDS, look, every=0.05)
+
+
+def _crash(bench: Bench, pod: Pod) -> None:
+    """Ends the pod's container, which the kubelet then starts again with the CDI ids that it has kept."""
+    before = bench.node.status(pod)["status"]["containerStatuses"][0]["restartCount"]
+    pod.end("main", 1)
+
+    def again() -> bool:
+        status = bench.node.status(pod)["status"]["containerStatuses"][0]
+        return status["restartCount"] > before and "running" in status["state"]
+
+    until(f"the container of {pod.name} runs again", 90, again)
+    pod.beats("main")
+
+
+SCENARIOS = [
+    Scenario(
+        "claims",
+        Setup(gpus=GPUS, cdi=True, api_server=True, dra=True),
+        {
+            "claims: the kubelet registers the DRA driver": registered,
+            "claims: a GPU moves from the device plugin to DRA": moves,
+            "claims: a pod with a claim gets the GPU, and the API names both": claim_runs,
+            "claims: a second claim waits until the first is released": second_waits,
+            "claims: a cordon is a taint that clears": cordoned,
+            "claims: the kubelet restarts: slices and containers come back": kubelet_restarted,
+            "claims: kill -9 of Berth loses no claim, and its specification is written again": berth_restarted,
+            "claims: a deleted specification is written again": specification_deleted,
+            "claims: the GPU moves back once the claim is released": moves_back,
+            "claims: a pod that requests nvidia.com/gpu runs unchanged by either API": unchanged_pod,
+        },
+        before=lambda: write_cdi_spec(uuids(GPUS)),
+        cluster=True,
+    ),
+]

@@ -10,6 +10,7 @@ use berth_kernel::evidence::kubelet_view::{CheckpointEntry, ReconcileView};
 use berth_kernel::grants::allocate::RECORDS_PER_DEVICE;
 use berth_kernel::grants::allocation::Allocation;
 use berth_kernel::grants::pod_candidates::candidates;
+use berth_kernel::grants::prepare::ClaimToPrepare;
 use berth_kernel::ids::names::{AllocationId, DeviceId, GpuId, Resource};
 use berth_kernel::ids::time::Now;
 use berth_kernel::node::command::{Command, StackAnswer};
@@ -19,7 +20,9 @@ use berth_kernel::node::rules::Rules;
 use berth_kernel::policy::hooks::AdmitRequest;
 use berth_kernel::policy::judge_again::to_judge_again;
 use berth_kernel::sharing::breaker::Phase;
+use berth_kernel::sharing::via::KubeletApi;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// Beside the ledger: what it was heard to say.
 #[derive(Debug, Default)]
@@ -30,6 +33,8 @@ pub(crate) struct Checks {
     limits: ReportedLimits,
     /// Grants that were answered with success and have not ended.
     answered: BTreeMap<AllocationId, (Resource, Vec<DeviceId>)>,
+    /// GPUs whose API an operator's order was answered with: the API, and whether the GPU leaves it.
+    apis: BTreeMap<GpuId, (KubeletApi, bool)>,
     /// GPUs whose cordon (or uncordon) was acknowledged to an operator.
     cordoned: BTreeMap<GpuId, bool>,
 }
@@ -60,6 +65,9 @@ impl Checks {
         {
             self.cordoned.remove(gpu);
         }
+        if let Command::SetVia { gpu, .. } | Command::FinishMove { gpu } | Command::Forget { gpu } = command {
+            self.apis.remove(gpu);
+        }
     }
 
     /// After a turn that did not die.
@@ -75,8 +83,25 @@ impl Checks {
         if let (Command::Allocate { request, .. }, true) = (heard.command, heard.taken_in) {
             self.granted(before, after, &request.devices, truth, heard.true_ms);
         }
+        if let Command::Prepare { claim, .. } = heard.command {
+            let checked = match heard.taken_in {
+                true => self.prepared(before, after, claim),
+                // What came to light by this turn was written by an earlier one.
+                false if heard.may_differ || !self.ends.are_sure() => Ok(()),
+                false => unchanged(before, after, &claim.claim.uid),
+            };
+            self.note(checked);
+        }
+        if let (Command::Unprepare { claim }, true) = (heard.command, heard.taken_in)
+            && let Some(left) = of_claim(after, claim).next()
+        {
+            let what = format!("{claim} was unprepared and holds {}", left.id);
+            self.violations.push(Violation::new("I5", what));
+        }
         if heard.taken_in {
             self.heard_operator(heard.command);
+            let moved = self.moved(before, after, heard.command);
+            self.note(moved);
         }
         self.note(denied(before, after, heard.command));
         if let (Command::Reconcile(view), true) = (heard.command, heard.taken_in)
@@ -170,6 +195,14 @@ impl Checks {
             }
         });
         self.violations.extend(lost.into_iter().map(|what| Violation::new("I5", what)));
+        for (gpu, answered) in &self.apis {
+            let is = ledger.gpus.get(gpu).map(|state| (state.via.api, state.via.moving));
+            if is != Some(*answered) {
+                let what =
+                    format!("an order for {gpu} was answered with the API {answered:?}, and it is {is:?}");
+                self.violations.push(Violation::new("I5", what));
+            }
+        }
         for (gpu, cordoned) in &self.cordoned {
             let is = ledger.gpus.get(gpu).is_some_and(|g| !g.marks.is_empty());
             if is != *cordoned {
@@ -178,6 +211,74 @@ impl Checks {
                 self.violations.push(Violation::new("I5", what));
             }
         }
+    }
+
+    /// I1, I4, I5: each request of the claim has its devices and nothing else does, by the allocations that it had before.
+    fn prepared(&mut self, before: &Ledger, after: &Ledger, claim: &ClaimToPrepare) -> Result<(), Violation> {
+        let uid = &claim.claim.uid;
+        let live: Vec<_> = of_claim(after, uid).collect();
+        if live.len() != claim.requests.len() {
+            let what = format!("{uid} was prepared with {} allocations", live.len());
+            return Err(Violation::new("I5", what));
+        }
+        for request in &claim.requests {
+            let (resource, devices) = (&request.devices.resource, &request.devices.devices);
+            let Some(allocation) = live.iter().find(|a| a.resource == *resource && a.devices == *devices)
+            else {
+                let what = format!("{uid} was prepared without {devices:?}");
+                return Err(Violation::new("I5", what));
+            };
+            for device in devices {
+                let holders = after.device(resource, device).map_or(&[][..], |d| &d.holders);
+                if holders != [allocation.id] {
+                    let what = format!("{device} of {uid} is held by {holders:?}");
+                    return Err(Violation::new("I1", what));
+                }
+                let part = before.part(&device.part).filter(|_| !before.live.contains_key(&allocation.id));
+                let drains =
+                    |part| before.gpu_of(part).is_some_and(|gpu| gpu.marks.orders().next().is_some());
+                if part.is_some_and(|part| !before.is_usable(part) || drains(part)) {
+                    let what = format!("{device} was granted to {uid}, although it may not be");
+                    return Err(Violation::new("I4", what));
+                }
+            }
+            let granted = (allocation.resource.clone(), allocation.devices.clone());
+            self.answered.insert(allocation.id, granted);
+        }
+        let had: Vec<_> = of_claim(before, uid).map(|a| (&a.resource, &a.devices)).collect();
+        let has: Vec<_> = live.iter().map(|a| (&a.resource, &a.devices)).collect();
+        if had == has && of_claim(before, uid).any(|a| !after.live.contains_key(&a.id)) {
+            return Err(Violation::new("I5", format!("{uid} was prepared again by other allocations")));
+        }
+        Ok(())
+    }
+
+    /// I14: an order is as it was given, and a GPU changes its API only after one, without allocations of the former.
+    fn moved(&mut self, before: &Ledger, after: &Ledger, command: &Command) -> Result<(), Violation> {
+        let gpu = match command {
+            Command::SetVia { gpu, .. } | Command::FinishMove { gpu } => gpu,
+            Command::Forget { gpu } => {
+                self.apis.remove(gpu);
+                return Ok(());
+            }
+            _ => return Ok(()),
+        };
+        let via = |ledger: &Ledger| ledger.gpus.get(gpu).map(|state| (state.via.api, state.via.moving));
+        let (Some((old, was_moving)), Some((new, moving))) = (via(before), via(after)) else {
+            return Err(Violation::new("I14", format!("an order for {gpu}, which is unknown, was taken")));
+        };
+        let right = match command {
+            Command::SetVia { api, .. } => new == old && moving == (*api != old),
+            _ => !moving && (new != old) == was_moving,
+        };
+        let left = before.live.values().filter(|a| before.gpus_of(a).contains(gpu));
+        let of_old = |a: &&Arc<Allocation>| a.origin.claim().is_some() == (old == KubeletApi::Dra);
+        if !right || (new != old && left.filter(of_old).count() > 0) {
+            let what = format!("{gpu} went from {old} (moving: {was_moving}) to {new} (moving: {moving})");
+            return Err(Violation::new("I14", what));
+        }
+        self.apis.insert(gpu.clone(), (new, moving));
+        Ok(())
     }
 
     fn heard_operator(&mut self, command: &Command) {
@@ -290,6 +391,21 @@ fn denied(before: &Ledger, after: &Ledger, command: &Command) -> Result<(), Viol
         return Err(Violation::new("I3", format!("a denial of one namespace withdraws {resource}")));
     }
     Ok(())
+}
+
+/// I5: a claim that is refused keeps what it has, and is granted nothing.
+fn unchanged(before: &Ledger, after: &Ledger, uid: &str) -> Result<(), Violation> {
+    let ids = |ledger| of_claim(ledger, uid).map(|allocation| allocation.id).collect::<Vec<_>>();
+    let (had, has) = (ids(before), ids(after));
+    if had == has {
+        return Ok(());
+    }
+    Err(Violation::new("I5", format!("{uid} was refused, had {had:?} and has {has:?}")))
+}
+
+/// The live allocations of a claim.
+fn of_claim<'l>(ledger: &'l Ledger, uid: &str) -> impl Iterator<Item = &'l Arc<Allocation>> {
+    ledger.live.values().filter(move |a| a.origin.claim().is_some_and(|request| request.claim.uid == uid))
 }
 
 /// No GPU is judged by a policy that is not active.

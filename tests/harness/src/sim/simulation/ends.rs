@@ -31,6 +31,9 @@ pub(crate) enum Cause {
     Operator(AllocationId),
     /// An Allocate.
     Grant,
+    /// The kubelet prepares the claim with this UID, or unprepares it.
+    Prepare(String),
+    Unprepare(String),
     Nothing,
 }
 
@@ -96,6 +99,11 @@ impl Ends {
         self.open.push(cause);
     }
 
+    /// Whether the outcome of every command is known.
+    pub(crate) fn are_sure(&self) -> bool {
+        self.open.is_empty()
+    }
+
     /// Memory and disk are known to agree.
     pub(crate) fn sure(&mut self) {
         self.open.clear();
@@ -114,7 +122,10 @@ impl Ends {
                 return Err(Violation::new("I5", format!("{id} is neither live nor ended")));
             };
             let causes = || self.open.iter().chain([cause]);
-            let superseded = |reason| reason == EndReason::Superseded && self.may_supersede(turn, allocation);
+            let claim = allocation.origin.claim().map(|request| &request.claim.uid);
+            let superseded = |reason| {
+                claim.is_none() && reason == EndReason::Superseded && self.may_supersede(turn, allocation)
+            };
             // A pod that runs on keeps its devices, by newer records.
             if superseded(end.reason) && causes().any(|cause| matches!(cause, Cause::Grant)) {
                 continue;
@@ -122,8 +133,12 @@ impl Ends {
             let may = |cause: &Cause| match cause {
                 Cause::Operator(who) => end.reason == EndReason::Operator && who == id,
                 Cause::Round(sight) => {
-                    end.reason != EndReason::Operator && self.may_end(allocation, sight, timing, after)
+                    claim.is_none()
+                        && end.reason != EndReason::Operator
+                        && self.may_end(allocation, sight, timing, after)
                 }
+                Cause::Prepare(uid) => end.reason == EndReason::Superseded && claim == Some(uid),
+                Cause::Unprepare(uid) => end.reason == EndReason::Released && claim == Some(uid),
                 Cause::Grant | Cause::Nothing => false,
             };
             if !causes().any(may) {

@@ -215,6 +215,32 @@ pub(crate) enum Event {
     End {
         which: u32,
     },
+    /// A scheduler allocates published devices to a claim, and the kubelet has it prepared.
+    Claim {
+        count: u32,
+        pick: u32,
+        contested: bool,
+        stale: bool,
+    },
+    /// The kubelet has a claim prepared again, for one more pod if `more`.
+    PrepareAgain {
+        which: u32,
+        more: bool,
+        stale: bool,
+    },
+    /// The kubelet has a claim unprepared.
+    Unprepare {
+        which: u32,
+    },
+    /// An operator orders that a GPU is granted by claims, or by the device plugin API.
+    Via {
+        gpu: u32,
+        dra: bool,
+    },
+    /// The API server shows that nothing is allocated through a GPU's former API any more.
+    FinishMove {
+        gpu: u32,
+    },
     /// A policy version is uploaded.
     Upload {
         policy: u32,

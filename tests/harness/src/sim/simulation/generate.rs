@@ -1,5 +1,6 @@
 //! From a seed to a run: what happens, and how often.
 
+use super::claims::has_claims;
 use super::containers::has_guard;
 use super::event::{
     Containers, CrashAt, DiskFault, Driver, Event, Fate, Look, Lost, Mood, Showing, StackLine,
@@ -39,7 +40,29 @@ pub(crate) fn events(seed: u64) -> Vec<Event> {
         let between = |event| std::iter::once(event).chain(rng.chance(20).then(|| names(&mut rng, seed)));
         events = events.into_iter().flat_map(between).collect();
     }
+    if has_claims(seed) {
+        let mut rng = Rng::new(seed.rotate_left(24) ^ 0xc1a13);
+        let between = |event| std::iter::once(event).chain(rng.chance(40).then(|| claims(&mut rng)));
+        events = events.into_iter().flat_map(between).collect();
+    }
     events
+}
+
+/// What the scheduler and the kubelet do with claims, and the operator with the APIs of GPUs.
+fn claims(rng: &mut Rng) -> Event {
+    let (which, gpu) = (rng.below(64), rng.below(8));
+    match rng.below(16) {
+        0..=4 => Event::Claim {
+            count: rng.of(&[1, 1, 1, 2, 2, 3]),
+            pick: which,
+            contested: rng.chance(15),
+            stale: rng.chance(15),
+        },
+        5..=6 => Event::PrepareAgain { which, more: rng.chance(40), stale: rng.chance(20) },
+        7..=9 => Event::Unprepare { which },
+        10..=11 => Event::Via { gpu, dra: rng.chance(60) },
+        _ => Event::FinishMove { gpu },
+    }
 }
 
 /// What a guard shows, and what only it can.

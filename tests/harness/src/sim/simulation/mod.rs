@@ -13,6 +13,7 @@ pub(crate) mod world;
 
 pub(crate) mod answers;
 mod checks;
+mod claims;
 mod clock;
 mod containers;
 mod daemon;

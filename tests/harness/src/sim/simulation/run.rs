@@ -78,8 +78,12 @@ fn rest(world: &mut World) {
         let may_be_successor = |a: &Allocation| {
             !world.sources && a.holder.pod.as_ref().is_some_and(|name| world.kubelet.has_hidden_pod(name))
         };
-        let held =
-            |a: &&Arc<Allocation>| a.holder.pod_uid.as_ref().is_some_and(has_ended) && !may_be_successor(a);
+        // A claim's allocation ends as the kubelet unprepares it.
+        let held = |a: &&Arc<Allocation>| {
+            a.origin.claim().is_none()
+                && a.holder.pod_uid.as_ref().is_some_and(has_ended)
+                && !may_be_successor(a)
+        };
         let left: Vec<_> = world.ledger().live.values().filter(held).map(|a| a.id).collect();
         if !left.is_empty() {
             let what = format!("the pods of {left:?} have ended, others run, and they are still live");
@@ -99,6 +103,7 @@ fn rest(world: &mut World) {
     for gpu in gpus {
         world.turn(&Command::Uncordon { gpu, owners: Owners::All }, Cause::Nothing);
     }
+    world.end_claims();
     world.step(&Event::GpuLook);
     let gpus: Vec<GpuId> = world.ledger().gpus.keys().cloned().collect();
     for gpu in gpus {
@@ -117,6 +122,7 @@ fn rest(world: &mut World) {
         let what = format!("all pods are gone and {left:?} are still live");
         world.checks.violations.push(Violation::new("end", what));
     }
+    world.finish_moves();
     for ms in [301_000, 61_000, 61_000, 61_000] {
         world.step(&Event::Wait { ms });
         world.step(&Event::GpuLook);

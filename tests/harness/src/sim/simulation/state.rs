@@ -1,7 +1,7 @@
 //! What must be true of every ledger, whatever happened: I1, I2, I3.
 
 use super::violation::Violation;
-use berth_kernel::ids::names::{AllocationId, DeviceId, Resource};
+use berth_kernel::ids::names::{AllocationId, DeviceId, GpuId, Resource};
 use berth_kernel::ids::time::Now;
 use berth_kernel::node::command::{Attempt, Command, StackAnswer};
 use berth_kernel::node::decide::decide;
@@ -13,6 +13,7 @@ use berth_kernel::sharing::breaker::Phase;
 use berth_kernel::sharing::listing::{ListedDevice, listing};
 use berth_kernel::sharing::offer::Consumes;
 use berth_kernel::sharing::part_state::PartState;
+use berth_kernel::sharing::via::KubeletApi;
 use std::collections::BTreeSet;
 
 /// Checks a ledger alone.
@@ -27,6 +28,24 @@ pub(crate) fn check(ledger: &Ledger, rules: &Rules, now: Now) -> Result<(), Viol
     }
     for resource in ledger.resources() {
         listed(ledger, &resource, now)?;
+    }
+    apis(ledger)
+}
+
+/// I14: nothing that was granted through one API of the kubelet is on a GPU that is granted through the other. What was
+/// taken over was not granted.
+fn apis(ledger: &Ledger) -> Result<(), Violation> {
+    for allocation in ledger.live.values().filter(|allocation| !allocation.decision.is_adoption()) {
+        let api = |gpu: &GpuId| ledger.gpus.get(gpu).map(|state| state.via.api);
+        let own =
+            if allocation.origin.claim().is_some() { KubeletApi::Dra } else { KubeletApi::DevicePlugin };
+        if let Some(gpu) = ledger.gpus_of(allocation).iter().find(|gpu| api(gpu) != Some(own)) {
+            let what = format!(
+                "{} was granted through {own}, and {gpu} is granted through the other",
+                allocation.id
+            );
+            return Err(Violation::new("I14", what));
+        }
     }
     Ok(())
 }
@@ -112,7 +131,10 @@ fn listed(ledger: &Ledger, resource: &Resource, now: Now) -> Result<(), Violatio
         };
         if device.held() {
             let evicts = ledger.gpu_of(part).is_some_and(|g| g.marks.evicts());
-            if l.healthy != (ledger.is_usable(part) && !evicts) {
+            // The kubelet would count a device that a claim holds as free.
+            let newest = device.holders.last().and_then(|id| ledger.live.get(id));
+            let of_claim = newest.is_some_and(|newest| newest.origin.claim().is_some());
+            if l.healthy != (ledger.is_usable(part) && !evicts && !of_claim) {
                 return bad(l, "while held");
             }
         } else if l.healthy {

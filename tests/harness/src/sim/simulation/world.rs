@@ -1,6 +1,7 @@
 //! One run: the node, its kubelet, its operator, and the daemon between them.
 
 use super::checks::{Checks, Heard};
+use super::claims::{Claims, first_api, has_claims};
 use super::clock::Hands;
 use super::containers::{Runtime, has_guard};
 use super::daemon::{Daemon, Surroundings};
@@ -28,6 +29,7 @@ use berth_kernel::node::ledger::Ledger;
 use berth_kernel::node::ports::Clock;
 use berth_kernel::node::rules::Rules;
 use berth_kernel::sharing::listing::listing;
+use berth_kernel::sharing::via::KubeletApi;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -47,6 +49,9 @@ pub(crate) struct World {
     pub(crate) runtime: Runtime,
     /// Whether this run has a guard.
     pub(crate) guarded: bool,
+    /// Whether this run has claims.
+    pub(crate) has_claims: bool,
+    pub(crate) claims: Claims,
     pub(crate) evictions: Evictions,
     pub(crate) people: People,
     /// The last ledger that anybody saw.
@@ -76,6 +81,7 @@ impl World {
         let rules = Rules {
             overcommit_percent: rng.of(&[100, 100, 150, 200]),
             history: HistoryLimit { allocations: kept, ..HistoryLimit::default() },
+            via: first_api(seed),
             ..Rules::default()
         };
         let baseline = Baseline {
@@ -105,6 +111,8 @@ impl World {
             shows: Views::default(),
             runtime: Runtime::default(),
             guarded: has_guard(seed),
+            has_claims: has_claims(seed),
+            claims: Claims::default(),
             evictions: Evictions::default(),
             people: People::default(),
             last: Snapshot::default(),
@@ -183,6 +191,16 @@ impl World {
             Event::DaemonStarts => self.start(),
             Event::Mood { policy, mood } => self.around.policies.set_mood(*policy, *mood),
             Event::Offer => self.reoffer(),
+            Event::Claim { count, pick, contested, stale } => {
+                self.start_claim(*count, *pick, *contested, *stale);
+            }
+            Event::PrepareAgain { which, more, stale } => self.prepare_again(*which, *more, *stale),
+            Event::Unprepare { which } => self.unprepare(*which),
+            Event::Via { gpu, dra } => {
+                let api = if *dra { KubeletApi::Dra } else { KubeletApi::DevicePlugin };
+                self.set_via(self.machine.part(*gpu).gpu.clone(), api);
+            }
+            Event::FinishMove { gpu } => drop(self.finish_move(self.machine.part(*gpu).gpu.clone())),
             Event::Cordon { .. }
             | Event::Drain { .. }
             | Event::StopDrain { .. }
@@ -326,7 +344,7 @@ impl World {
         if !matches!(self.turn(&look, Cause::Nothing), Some(Ok(_))) {
             return false;
         }
-        self.offer_now() && self.adopt()
+        self.report_cdi() && self.offer_now() && self.adopt()
     }
 
     /// The kubelet reads the device lists of a daemon that is up.

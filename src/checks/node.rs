@@ -303,5 +303,18 @@ mod tests {
         assert_eq!(level(&lines, "pod-resources socket"), Level::Warn);
         assert_eq!(level(&lines, "checkpoint"), Level::Fail);
         assert_eq!(level(&lines, "state folder"), Level::Fail);
+        assert!(lines.iter().all(|line| line.check != "DRA driver"));
+    }
+
+    #[test]
+    fn the_folders_of_the_dra_drivers_sockets_are_checked_if_it_is_enabled() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = config(dir.path(), "kubeconfig: /kubeconfig\ndra: {enabled: true}");
+        let check = || check_all(&config, dir.path(), one_gpu, &NodeVersions::default());
+        assert_eq!(level(&check(), "DRA driver"), Level::Warn);
+        for folder in ["plugins", "plugins_registry"] {
+            fs::create_dir_all(dir.path().join("kubelet").join(folder)).unwrap();
+        }
+        assert_eq!(level(&check(), "DRA driver"), Level::Ok);
     }
 }

@@ -24,7 +24,7 @@ const FOLDER_FIX: &str =
 /// The longest wait for a connection to a socket whose process is stopped.
 const CONNECT_MAX: Duration = Duration::from_secs(1);
 
-pub(super) fn all(config: &Config) -> [Line; 4] {
+pub(super) fn all(config: &Config) -> Vec<Line> {
     let (plugins, pods) = (&config.kubelet.device_plugins_dir, config.kubelet.root_dir.join("pod-resources"));
     let listening = listening_sockets(&config.gpus.processes.proc_root);
     let mut kubelet = connect(
@@ -63,12 +63,38 @@ pub(super) fn all(config: &Config) -> [Line; 4] {
                 .into(),
         });
     }
-    [
-        folder(plugins),
+    let mut lines = vec![
+        folder("kubelet folder", plugins),
         kubelet,
         pod_resources,
         checkpoint(&plugins.join(CHECKPOINT_FILE), config.kubelet.skip_adoption),
-    ]
+    ];
+    lines.extend(config.dra.enabled.then(|| dra_folders(config)));
+    lines
+}
+
+/// The folders of the DRA driver's sockets. The daemon creates its own one in `plugins`.
+fn dra_folders(config: &Config) -> Line {
+    const CHECK: &str = "DRA driver";
+    let root = &config.kubelet.root_dir;
+    let own = root.join("plugins").join(&config.dra.driver);
+    let folders = [root.join("plugins_registry"), if own.exists() { own } else { root.join("plugins") }];
+    let problem = folders.iter().map(|path| folder(CHECK, path)).find(|line| line.level != Level::Ok);
+    match problem {
+        Some(line) => Line::warn(
+            CHECK,
+            line.detail,
+            format!(
+                "mount it writable, as the chart does with `config.dra.enabled`, and set kubeletRootDir to the kubelet's \
+                 --root-dir; without it no claim for {} is prepared",
+                config.dra.driver
+            ),
+        ),
+        None => {
+            let shown = folders.each_ref().map(|path| path.display().to_string()).join(" and ");
+            Line::ok(CHECK, format!("{shown} are writable, for {}", config.dra.driver))
+        }
+    }
 }
 
 /// The paths of the sockets on which processes of the node listen, as far as this process can see them: all of the node
@@ -89,25 +115,24 @@ fn listening_sockets(proc_root: &Path) -> Vec<PathBuf> {
     lines.filter_map(path).collect()
 }
 
-fn folder(path: &Path) -> Line {
-    const CHECK: &str = "kubelet folder";
+fn folder(check: &'static str, path: &Path) -> Line {
     let shown = path.display();
     match symlink_metadata(path) {
-        Err(error) => Line::fail(CHECK, format!("{shown}: {error}"), FOLDER_FIX),
+        Err(error) => Line::fail(check, format!("{shown}: {error}"), FOLDER_FIX),
         Ok(metadata) if !metadata.is_dir() => {
-            Line::fail(CHECK, format!("{shown} is not a folder"), FOLDER_FIX)
+            Line::fail(check, format!("{shown} is not a folder"), FOLDER_FIX)
         }
         Ok(_) => match access(path, Access::WRITE_OK | Access::EXEC_OK) {
-            Ok(()) => Line::ok(CHECK, format!("{shown} exists and is writable")),
+            Ok(()) => Line::ok(check, format!("{shown} exists and is writable")),
             Err(Errno::ROFS) => Line::fail(
-                CHECK,
+                check,
                 format!("{shown} is read-only"),
                 "mount it writable: berth creates sockets in it",
             ),
             Err(Errno::ACCESS) => {
-                Line::fail(CHECK, format!("{shown} is not writable: {}", Errno::ACCESS), permission_advice())
+                Line::fail(check, format!("{shown} is not writable: {}", Errno::ACCESS), permission_advice())
             }
-            Err(error) => Line::fail(CHECK, format!("{shown} is not writable: {error}"), FOLDER_FIX),
+            Err(error) => Line::fail(check, format!("{shown} is not writable: {error}"), FOLDER_FIX),
         },
     }
 }

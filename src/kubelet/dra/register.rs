@@ -8,17 +8,20 @@ use super::DriverSettings;
 use crate::connections::Call;
 use crate::socket::{PLUGIN_CALLS_MAX, Socket};
 use crate::timeouts::ConnectionTimeouts;
+use crate::wire;
+use berth_proto::plugin_registration::registration_client::RegistrationClient;
 use berth_proto::plugin_registration::registration_server::{Registration, RegistrationServer};
 use berth_proto::plugin_registration::{
     InfoRequest, PluginInfo, RegistrationStatus, RegistrationStatusResponse,
 };
+use futures_util::future::join_all;
 use std::fs;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 use tonic::service::Routes;
 use tonic::{Request, Response, Status};
 
@@ -29,6 +32,10 @@ const SERVICES: [&str; 3] = ["v1.DRAPlugin", "v1.DRAResourceHealth", "v1alpha1.D
 /// Concurrent calls on one connection to the driver: the kubelet calls for each pod that starts or ends, and those that wait
 /// for a holder must not keep out the call that releases it. A node has a few hundred pods.
 const DRIVER_CALLS_MAX: u32 = 1_024;
+/// How long another driver has to answer GetInfo: what the kubelet's watcher waits for.
+const OTHER_DRIVER_MAX: Duration = Duration::from_secs(1);
+/// Most sockets of the kubelet's folder that are asked for their driver.
+const SOCKETS_MAX: usize = 256;
 /// How often the sockets' files are checked.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -131,8 +138,20 @@ impl Registrar {
                     tracing::warn!("a socket of the DRA driver was deleted; the driver is registered again");
                     old.stop(timeouts.stop_limit).await;
                 }
-                match self.serve(api(), timeouts) {
-                    Ok(both) => sockets = Some(both),
+                let served = match self.other_driver().await {
+                    Some(socket) => Err(format!(
+                        "{} serves another driver with the name {}, and each would delete the other's ResourceSlices: \
+                         uninstall that driver, or give this one another name (`dra.driver`)",
+                        socket.display(),
+                        self.settings.driver,
+                    )),
+                    None => self.serve(api(), timeouts),
+                };
+                match served {
+                    Ok(both) => {
+                        sockets = Some(both);
+                        set(&self.state, DriverRegistration::Waiting);
+                    }
                     Err(error) => set(&self.state, DriverRegistration::Failed(error)),
                 }
             }
@@ -144,6 +163,19 @@ impl Registrar {
         if let Some(sockets) = sockets {
             sockets.stop(timeouts.stop_limit).await;
         }
+    }
+
+    /// The registration socket of another driver that has this one's name, such as that of NVIDIA's DRA driver.
+    async fn other_driver(&self) -> Option<PathBuf> {
+        let own = self.settings.registration_socket();
+        let entries = fs::read_dir(own.parent()?).ok()?.take(SOCKETS_MAX);
+        let paths = entries.filter_map(|entry| entry.ok().map(|entry| entry.path()));
+        let others = paths.filter(|path| *path != own && path.extension().is_some_and(|end| end == "sock"));
+        let asked = others.map(|path| async move {
+            let info = timeout(OTHER_DRIVER_MAX, driver_of(&path)).await.ok().flatten()?;
+            (info.r#type == DRA_PLUGIN && info.name == self.settings.driver).then_some(path)
+        });
+        join_all(asked).await.into_iter().flatten().next()
     }
 
     fn serve(&self, api: Routes, timeouts: ConnectionTimeouts) -> Result<Sockets, String> {
@@ -171,6 +203,13 @@ impl Registrar {
             .map_err(|error| failed(&registration, error))?;
         Ok(Sockets { api, registration })
     }
+}
+
+/// What a registration socket answers; `None` if nothing answers there.
+async fn driver_of(socket: &Path) -> Option<PluginInfo> {
+    let channel = wire::dial(socket).await.ok()?;
+    let info = RegistrationClient::new(channel).get_info(InfoRequest {}).await.ok()?;
+    Some(info.into_inner())
 }
 
 impl Sockets {

@@ -22,6 +22,7 @@ use hyper_util::rt::TokioIo;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -210,6 +211,24 @@ async fn the_watcher_of_plugins_finds_the_driver_by_its_socket() {
     until_async("the socket is there again", || socket.exists()).await;
     node.driver.unwrap().stop().await;
     assert!(!socket.exists());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn beside_another_driver_of_its_name_the_driver_is_not_registered() {
+    let (mut other, mut node) = (ClaimNode::new().await, ClaimNode::new().await);
+    node.driver.take().unwrap().stop().await;
+    let own = node.settings.registration_socket();
+    let foreign = own.with_file_name(format!("{DRIVER}-reg.sock"));
+    symlink(other.settings.registration_socket(), &foreign).unwrap();
+    let driver = DraDriver::new(node.settings.clone(), node.node.kernel.clone(), node.server.clone()).start();
+    let mut state = driver.registration();
+    let names_it = |state: &DriverRegistration| matches!(state, DriverRegistration::Failed(why) if why.contains(&foreign.display().to_string()));
+    assert!(timeout(SOON, state.wait_for(names_it)).await.is_ok(), "the other driver is named");
+    assert!(!own.exists());
+    other.driver.take().unwrap().stop().await;
+    let waits = timeout(SOON, state.wait_for(|state| *state == DriverRegistration::Waiting)).await;
+    assert!(waits.is_ok(), "the other driver has ended");
+    assert!(own.exists());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]

@@ -86,6 +86,7 @@ pub(crate) fn transition_event(transition: &Transition, ledger: &Ledger, now: No
             Drain::Draining(..) => EventKind::GpuDraining,
             Drain::Drained(_) => EventKind::GpuDrained,
         },
+        Transition::ViaChanged { .. } => EventKind::GpuVia,
         Transition::GpuForgotten { .. } => EventKind::GpuForgotten,
         Transition::Granted(granted) => {
             allocation = Some(granted.id);

@@ -64,6 +64,8 @@ values! {
         GpuDrained = "gpuDrained",
         /// A GPU may be granted again.
         GpuUncordoned = "gpuUncordoned",
+        /// The move of a GPU to the kubelet's other API was ordered or cancelled, or is finished.
+        GpuVia = "gpuVia",
         /// The eviction of a pod from a draining GPU was requested, or failed.
         Eviction = "eviction",
         /// The offer of a part of a GPU changed.
@@ -129,6 +131,7 @@ impl EventKind {
             | Self::GpuDraining
             | Self::GpuDrained
             | Self::GpuUncordoned
+            | Self::GpuVia
             | Self::Eviction
             | Self::AllocationContested
             | Self::LimitNotSet

@@ -70,6 +70,11 @@ impl PendingEvent {
                 (_, Drain::Draining(..)) => ("GPUDraining", "Drain"),
                 (_, Drain::Drained(_)) => ("GPUDrained", "Drain"),
             },
+            Transition::ViaChanged { before, now, .. } => match (before.api == now.api, now.moving) {
+                (true, true) => ("GPUMoving", "Move"),
+                (true, false) => ("GPUMoveCancelled", "Move"),
+                (false, _) => ("GPUMoved", "Move"),
+            },
             Transition::DrainBlocked { .. } => ("GPUDrainBlocked", "Drain"),
             Transition::GpuForgotten { .. } => ("GPUForgotten", "Forget"),
             Transition::EndsWithheldChanged(Some(_)) => ("AllocationsOnHold", "Hold"),

@@ -15,6 +15,7 @@ use berth_kernel::node::decide::decide;
 use berth_kernel::node::transitions::Transitions;
 use berth_kernel::policy::decider::Decider;
 use berth_kernel::sharing::offer::{Consumes, OfferLine, PartOffer};
+use berth_kernel::sharing::via::KubeletApi;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -198,6 +199,12 @@ fn every_change_of_a_drain_is_one_event() {
     node.now.mono_ms += 100_000;
     assert_eq!(one(&node.scan(true)).0, "GPUDrained");
     assert_eq!(node.scan(true), []);
+    for (api, expected) in [(KubeletApi::Dra, "GPUMoving"), (KubeletApi::DevicePlugin, "GPUMoveCancelled")] {
+        assert_eq!(one(&node.apply(&Command::SetVia { gpu: gpu(), api, author: author("") })).0, expected);
+    }
+    node.apply(&Command::SetVia { gpu: gpu(), api: KubeletApi::Dra, author: author("") });
+    node.now.mono_ms += 100_000;
+    assert_eq!(one(&node.apply(&Command::FinishMove { gpu: gpu() })).0, "GPUMoved");
 }
 
 #[test]

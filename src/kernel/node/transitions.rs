@@ -25,6 +25,7 @@ use crate::policy::stack::Stack;
 use crate::policy::version::PolicyVersion;
 use crate::sharing::breaker::Phase;
 use crate::sharing::part_state::PartState;
+use crate::sharing::via::Via;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -52,6 +53,15 @@ pub enum Transition {
         before: Drain,
         /// Its drain state now.
         now: Drain,
+    },
+    /// An operator ordered or cancelled the move of a GPU to the other API of the kubelet, or it was moved.
+    ViaChanged {
+        /// The GPU.
+        gpu: GpuId,
+        /// Its API in the earlier ledger.
+        before: Via,
+        /// Its API now.
+        now: Via,
     },
     /// A pod blocks a drain with eviction, and did not before or for another reason.
     DrainBlocked {
@@ -203,6 +213,7 @@ impl Transition {
             Self::PartFound(part) | Self::OffersChanged(part) => Some(part.part.gpu.clone()),
             Self::HealthChanged { gpu, .. }
             | Self::DrainChanged { gpu, .. }
+            | Self::ViaChanged { gpu, .. }
             | Self::DrainBlocked { gpu, .. }
             | Self::GpuForgotten { gpu, .. } => Some(gpu.clone()),
             Self::LimitFailed(_, limit) | Self::LimitChanged(_, limit) => Some(limit.gpu.clone()),
@@ -298,15 +309,16 @@ fn gpu_transitions(old: &Ledger, new: &Ledger) -> Vec<Transition> {
         if before.is_some_and(|before| Arc::ptr_eq(before, state)) {
             continue;
         }
-        let fresh = GpuState::new(Health {
-            state: HealthState::Healthy,
-            reason: String::new(),
-            ..state.health.clone()
-        });
+        let health = Health { state: HealthState::Healthy, reason: String::new(), ..state.health.clone() };
+        let fresh = GpuState { via: state.via.clone(), ..GpuState::new(health) };
         let before = before.map_or(&fresh, AsRef::as_ref);
         if (before.health.state, &before.health.reason) != (state.health.state, &state.health.reason) {
             let (before, now) = (before.health.clone(), state.health.clone());
             all.push(Transition::HealthChanged { gpu: gpu.clone(), before, now });
+        }
+        if (before.via.api, before.via.moving) != (state.via.api, state.via.moving) {
+            let (before, now) = (before.via.clone(), state.via.clone());
+            all.push(Transition::ViaChanged { gpu: gpu.clone(), before, now });
         }
         let (before, now) = (before.drain(), state.drain());
         if before != now {

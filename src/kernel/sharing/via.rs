@@ -35,6 +35,15 @@ impl KubeletApi {
         }
     }
 
+    /// The other one.
+    #[must_use]
+    pub fn other(self) -> Self {
+        match self {
+            Self::DevicePlugin => Self::Dra,
+            Self::Dra => Self::DevicePlugin,
+        }
+    }
+
     /// The API with this value.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
@@ -182,12 +191,13 @@ pub fn finish_move(ledger: &Ledger, gpu: &GpuId, now: Now) -> Result<Vec<Change>
     if let Some(waits_for) = waits_for(ledger, gpu, now) {
         return Err(Refusal::CannotMoveYet { gpu: gpu.clone(), waits_for });
     }
-    let api = match via.api {
-        KubeletApi::DevicePlugin => KubeletApi::Dra,
-        KubeletApi::Dra => KubeletApi::DevicePlugin,
+    let via = Via {
+        api: via.api.other(),
+        moving: false,
+        since_wall_ms: now.wall_ms,
+        since_mono_ms: now.mono_ms,
+        ..via.clone()
     };
-    let via =
-        Via { api, moving: false, since_wall_ms: now.wall_ms, since_mono_ms: now.mono_ms, ..via.clone() };
     Ok(vec![Change::ViaChanged { gpu: gpu.clone(), via }])
 }
 

@@ -107,7 +107,7 @@ export const START = 'start';
 /** Kinds of event that the daemon keeps for operators, by the row of the timeline in which they are drawn. */
 export const LANES = {
   Health: ['gpuHealth', 'gpuFound', 'gpuForgotten'],
-  Drains: ['gpuCordoned', 'gpuDraining', 'gpuDrained', 'gpuUncordoned', 'eviction'],
+  Drains: ['gpuCordoned', 'gpuDraining', 'gpuDrained', 'gpuUncordoned', 'gpuVia', 'eviction'],
   Refusals: ['requestRefused'],
   Policies: ['stackActivated', 'policyUploaded', 'policyDeleted', 'policyFault', 'policySuspended', 'policyAskedAgain'],
   Node: [START, 'hold', 'noDeviceStrategy', 'deviceNodesMissing', 'resourceWithdrawn', 'bypass', 'bypassOver', 'allocationContested', 'limitNotSet', 'limitChanged', 'grantForged', 'containerBypass', 'guard'],

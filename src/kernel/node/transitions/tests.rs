@@ -10,6 +10,7 @@ use crate::node::command::{Activation, Command, NewStack};
 use crate::node::decide::decide;
 use crate::sharing::breaker::{Breaker, Phase};
 use crate::sharing::offer::{Consumes, OfferLine, PartOffer};
+use crate::sharing::via::KubeletApi;
 
 fn gpu() -> GpuId {
     GpuId::parse("GPU-0").unwrap()
@@ -171,6 +172,29 @@ fn each_change_of_a_drain_has_its_author_and_reason() {
     // A change that is undone before the next step is not a transition.
     node.turn(&Command::Cordon { gpu: gpu(), author: author("") });
     node.turn(&Command::Uncordon { gpu: gpu(), owners: Owners::All });
+    assert_eq!(node.step(), []);
+}
+
+#[test]
+fn orders_to_move_a_gpu_and_the_move_are_reported() {
+    let mut node = Node::with_gpu();
+    let order =
+        |api, why: &str| Command::SetVia { gpu: gpu(), api, author: Author::api("ada".into(), why.into()) };
+    node.turn(&order(KubeletApi::Dra, "new jobs"));
+    assert_eq!(node.text(), "GPU 3 is being moved from the device plugin API to DRA by ada (new jobs)");
+    node.turn(&order(KubeletApi::DevicePlugin, ""));
+    assert_eq!(node.text(), "GPU 3 stays with the device plugin API: its move was cancelled by ada");
+    node.turn(&order(KubeletApi::Dra, "new jobs"));
+    node.step();
+    node.now.mono_ms += node.ledger.rules.timing.via_ms;
+    node.turn(&Command::FinishMove { gpu: gpu() });
+    assert_eq!(node.text(), "GPU 3 is granted through DRA now");
+    // A GPU that is granted through DRA from the start was not moved.
+    node.turn(&order(KubeletApi::DevicePlugin, ""));
+    node.ledger.gpus.clear();
+    node.step();
+    let via = Via::new(KubeletApi::Dra);
+    node.ledger.gpus.insert(gpu(), Arc::new(GpuState { via, ..GpuState::new(Health::healthy(node.now)) }));
     assert_eq!(node.step(), []);
 }
 

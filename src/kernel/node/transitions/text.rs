@@ -16,6 +16,7 @@ use crate::policy::describe;
 use crate::policy::stack::{Stack, StackEntry};
 use crate::policy::version::PolicyVersion;
 use crate::sharing::part_state::PartState;
+use crate::sharing::via::Via;
 
 /// How a text names GPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,6 +55,7 @@ impl Transition {
             Self::OffersChanged(part) => describe_offers(ledger, part),
             Self::HealthChanged { gpu, before, now } => describe_health(&name.of(ledger, gpu), before, now),
             Self::DrainChanged { gpu, before, now } => describe_drain(&name.of(ledger, gpu), before, now),
+            Self::ViaChanged { gpu, before, now } => describe_via(&name.of(ledger, gpu), before, now),
             Self::DrainBlocked { gpu, pod, reason } => {
                 format!("{} cannot be drained yet: pod {pod} {reason}", name.of(ledger, gpu))
             }
@@ -192,6 +194,19 @@ fn describe_drain(name: &str, before: &Drain, now: &Drain) -> String {
         (Drain::Drained(_), Drain::Draining(..)) => format!("{name} was drained, but is held again"),
         (_, Drain::Draining(_, order)) => format!("{name} is being drained {by}{}", order.conditions()),
         (_, Drain::Drained(_)) => format!("{name} is drained: no allocation is left on it"),
+    }
+}
+
+fn describe_via(name: &str, before: &Via, now: &Via) -> String {
+    let reason = if now.why.is_empty() { String::new() } else { format!(" ({})", now.why) };
+    match (before.api == now.api, now.moving) {
+        (true, true) => {
+            format!("{name} is being moved from {} to {} by {}{reason}", now.api, now.api.other(), now.by)
+        }
+        (true, false) => {
+            format!("{name} stays with {}: its move was cancelled by {}{reason}", now.api, now.by)
+        }
+        (false, _) => format!("{name} is granted through {} now", now.api),
     }
 }
 

@@ -126,8 +126,9 @@ impl Checks {
             self.note(contested(after, &sight.view));
         }
         self.generation(before, after, heard);
-        // Health is shown first, and written with the next command that is no Allocate.
-        let health = disk.is_well() && !matches!(heard.command, Command::Allocate { .. });
+        // Health is shown first, and written with the next command for which no pod waits.
+        let is_awaited = matches!(heard.command, Command::Allocate { .. } | Command::Prepare { .. });
+        let health = disk.is_well() && !is_awaited;
         self.state(after, heard, rules, disk, health);
         // Memory was read back from the disk, or nothing is open.
         if !heard.may_differ {

@@ -50,7 +50,7 @@ pub(super) async fn keep(settings: &Settings, client: Client, kernel: &KernelHan
         snapshots.mark_unchanged();
         let wanted = publisher.wanted(kernel);
         let next = match publisher.publish(&wanted).await {
-            Ok(Published::Otherwise) => continue,
+            Ok(Published::WantedChanged) => continue,
             Ok(Published::At(version)) => {
                 backoff.reset();
                 Ok(version)
@@ -92,8 +92,8 @@ pub(super) async fn keep(settings: &Settings, client: Client, kernel: &KernelHan
 enum Published {
     /// The slices are as wanted in the list of this version.
     At(String),
-    /// The API server has dropped the taints, so other devices are wanted.
-    Otherwise,
+    /// The API server has dropped the taints, so the devices that have one are no longer wanted in the slices.
+    WantedChanged,
 }
 
 /// What the slices are to say.
@@ -163,7 +163,7 @@ impl<'s> Publisher<'s> {
                 self.make(change).await?;
             }
             if self.drops_taints != dropped_before {
-                return Ok(Published::Otherwise);
+                return Ok(Published::WantedChanged);
             }
         }
         let why = "the API server does not keep the ResourceSlices as they were written".to_owned();

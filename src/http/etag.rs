@@ -76,6 +76,20 @@ pub fn if_match(request: &HttpRequest) -> Result<Tags, Failure> {
     given.map_err(|rule| Failure::new(Kind::Header, format!("If-Match: {rule}")))
 }
 
+/// What the turn of a command has to check once more, after the request's `If-Match` was compared with the present tag:
+/// what `read` returns; `None` without a condition.
+///
+/// # Errors
+/// As [`check`].
+pub fn expected<T>(
+    request: &HttpRequest,
+    present: &str,
+    read: impl FnOnce() -> T,
+) -> Result<Option<T>, Failure> {
+    check(request, present)?;
+    Ok((!if_match(request)?.is_any()).then(read))
+}
+
 /// Compares the request's `If-Match`, if it has one, with the present tag.
 ///
 /// # Errors

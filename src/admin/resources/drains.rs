@@ -286,9 +286,7 @@ pub(crate) async fn mark_healthy(
 fn if_match(state: &State, request: &HttpRequest, gpu: &GpuId) -> Result<Option<Revision>, Failure> {
     let ledger = state.kernel.snapshot();
     let marks = &gpu_state(&ledger, gpu)?.marks;
-    etag::check(request, &tag(marks))?;
-    let read = || Revision::Marks { gpu: gpu.clone(), marks: marks.clone() };
-    Ok((!etag::if_match(request)?.is_any()).then(read))
+    etag::expected(request, &tag(marks), || Revision::Marks { gpu: gpu.clone(), marks: marks.clone() })
 }
 
 fn drain_tag(state: &State, gpu: &GpuId) -> Result<String, Failure> {

@@ -98,7 +98,8 @@ async fn set(
 ) -> HandlerResult {
     let ledger = state.kernel.snapshot();
     let via = &gpu_state(&ledger, &gpu)?.via;
-    etag::check(request, &tag(via))?;
+    let read = || Revision::Via { gpu: gpu.clone(), via: via.clone() };
+    let expected = etag::expected(request, &tag(via), read)?;
     if via.api != api {
         check_movable(state)?;
         if let Some(why) = (api == KubeletApi::Dra).then(|| why_not_published(&ledger, &gpu)).flatten() {
@@ -107,8 +108,6 @@ async fn set(
                 .hint("have the policies offer it whole (`berth policy list`), and repeat the order"));
         }
     }
-    let read = || Revision::Via { gpu: gpu.clone(), via: via.clone() };
-    let expected = (!etag::if_match(request)?.is_any()).then(read);
     let command =
         Command::SetVia { gpu: gpu.clone(), api, author: Author::api(caller.name(), reason.clone()) };
     execute(caller, state, gpu, command.expecting(expected), &reason).await

@@ -233,8 +233,8 @@ impl Ledger {
             && self.ungrantable(part).is_none()
     }
 
-    /// Why no new grant of the device plugin may be made on this part (I4), apart from an exclusion by the configuration and from a node
-    /// without a strategy. Device lists use it through [`Self::may_grant`], so that no device is listed as Healthy
+    /// Why the device plugin may grant nothing new on this part (I4), apart from an exclusion by the configuration and from
+    /// a node without a strategy. Device lists use it through [`Self::may_grant`], so that no device is listed as Healthy
     /// whose Allocate would be refused (I3).
     pub(crate) fn ungrantable(&self, part: &PartState) -> Option<Ungrantable<'_>> {
         self.ungrantable_through(KubeletApi::DevicePlugin, part)

@@ -16,6 +16,7 @@ use berth_kernel::evidence::running::running_sources;
 use berth_kernel::grants::allocation::Allocation;
 use berth_kernel::grants::claim::ClaimOfServer;
 use berth_kernel::grants::prepare::allocations_of;
+use berth_kernel::ids::time::Now;
 use berth_kernel::node::refusal::Refusal;
 use berth_kernel::sharing::publish::device_name;
 use berth_proto::dra::dra_plugin_server::{DraPlugin, DraPluginServer};
@@ -133,6 +134,13 @@ impl DraPlugin for Service {
         let claims = join_all(answers).await.into_iter().collect();
         Ok(Response::new(NodeUnprepareResourcesResponse { claims }))
     }
+}
+
+/// Whether a source shows a pod, a container or a process of the claim.
+fn is_in_use(ledger: &Snapshot, uid: &str, now: Now) -> bool {
+    allocations_of(ledger, uid)
+        .into_iter()
+        .any(|allocation| !running_sources(ledger, allocation, now).is_empty())
 }
 
 fn checked(claims: Vec<Claim>) -> Result<Vec<Claim>, Status> {
@@ -343,14 +351,16 @@ impl Driver {
         Ok(())
     }
 
-    /// Releases claims that the API server has not had for a time, and that nothing shows in use; never returns.
+    /// Releases claims that the API server has not had for a time, and that nothing shows in use; never returns. Claims in
+    /// use are not read: on many nodes that would be most of the API server's requests.
     pub(super) async fn release_gone(self: Arc<Self>) {
         let mut gone_since: BTreeMap<String, Instant> = BTreeMap::new();
         loop {
             sleep(self.settings.gone_after / GONE_CHECKS).await;
-            let ledger = self.kernel.snapshot();
+            let (ledger, now) = (self.kernel.snapshot(), self.kernel.now());
             let live = ledger.live.values().filter_map(|allocation| allocation.origin.claim());
-            let claims: BTreeSet<_> = live.map(|request| request.claim.clone()).collect();
+            let mut claims: BTreeSet<_> = live.map(|request| request.claim.clone()).collect();
+            claims.retain(|claim| !is_in_use(&ledger, &claim.uid, now));
             gone_since.retain(|uid, _| claims.iter().any(|claim| claim.uid == *uid));
             for claim in claims {
                 let read = self.read(&claim.namespace, &claim.name).await;
@@ -370,9 +380,7 @@ impl Driver {
     async fn release_unused(&self, claim: &berth_kernel::grants::claim::Claim) {
         let calls = self.calls_of(&claim.uid);
         let _turn = calls.turn.lock().await;
-        let (ledger, now) = (self.kernel.snapshot(), self.kernel.now());
-        let is_used = |allocation: &&Allocation| !running_sources(&ledger, allocation, now).is_empty();
-        if allocations_of(&ledger, &claim.uid).iter().any(is_used) {
+        if is_in_use(&self.kernel.snapshot(), &claim.uid, self.kernel.now()) {
             return;
         }
         let (namespace, name) = (&claim.namespace, &claim.name);

@@ -1,7 +1,7 @@
 //! The DRA driver: its sockets as the kubelet calls them, and claims from their preparation to their release.
 
 use crate::support::gpus::{gpu, gpu_id};
-use crate::support::kubelet_node::{KubeletNode, NodeOptions, cordon};
+use crate::support::kubelet_node::{KubeletNode, NodeOptions, api_server_shows, cordon};
 use crate::support::wait::SOON;
 use berth_kernel::grants::allocation::{Allocation, EndReason};
 use berth_kernel::grants::claim::{Claim, ClaimOfServer, ClaimPod, DeviceResult};
@@ -24,7 +24,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::net::UnixStream;
@@ -39,10 +39,12 @@ const POOL: &str = "node-1";
 struct Server {
     claims: Mutex<BTreeMap<String, ClaimOfServer>>,
     is_away: AtomicBool,
+    reads: AtomicUsize,
 }
 
 impl ClaimReader for Server {
     fn read<'r>(&'r self, _: &'r str, name: &'r str) -> BoxFuture<'r, Result<Option<ClaimOfServer>, String>> {
+        self.reads.fetch_add(1, Ordering::SeqCst);
         let answer = if self.is_away.load(Ordering::SeqCst) {
             Err("connection refused".to_owned())
         } else {
@@ -452,4 +454,16 @@ async fn a_claim_that_the_api_server_has_no_more_is_released_after_a_time() {
     node.server.is_away.store(true, Ordering::SeqCst);
     sleep(Duration::from_millis(600)).await;
     assert_eq!(node.live().len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_claim_whose_pod_runs_is_not_read_again() {
+    let node = ClaimNode::new().await;
+    let claim = node.claim("used", &[0]);
+    let view = api_server_shows("pod-of-used", false);
+    node.node.kernel.execute(Command::Pods(view)).await.unwrap();
+    node.prepare(&claim).await.unwrap();
+    // Ten checks for claims that are gone.
+    sleep(node.settings.gone_after).await;
+    assert_eq!(node.server.reads.load(Ordering::SeqCst), 1, "only the call to prepare it read it");
 }

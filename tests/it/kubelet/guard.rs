@@ -2,15 +2,13 @@
 
 use crate::support::gpus::WHOLE;
 use crate::support::guard::{StandInGuard, container, whole};
-use crate::support::kubelet_node::{KubeletNode, NodeOptions};
+use crate::support::kubelet_node::{KubeletNode, NodeOptions, api_server_shows};
 use crate::support::wait::SOON;
-use berth_kernel::evidence::pods::{Pod, PodsSource, PodsView, Stage};
 use berth_kernel::ids::names::GpuId;
 use berth_kernel::node::command::Command;
 use berth_kernel::node::ledger::Ledger;
 use berth_proto::guard::{LimitReading, LimitState, LimitSupport, MemoryLimit, PodDeletions, Update};
 use kubelet_standin::PodSpec;
-use std::sync::Arc;
 use std::time::Duration;
 
 /// A node whose kubelet's sources alone end no allocation for ten minutes.
@@ -149,28 +147,6 @@ async fn a_release_of_the_driver_reaches_the_guard() {
     assert!(closed.unwrap());
 }
 
-/// A view of one pod, by the API server.
-fn view(is_deleting: bool) -> PodsView {
-    let pod = Pod {
-        uid: "uid-1".into(),
-        namespace: "default".into(),
-        name: "p".into(),
-        labels: Vec::new(),
-        is_static: false,
-        owner: None,
-        stage: Stage::Admitted,
-        deletion_wall_ms: is_deleting.then_some(1),
-        created_wall_ms: 0,
-        containers: Vec::new(),
-        bypass: None,
-        has_claims: false,
-    };
-    let mut view = PodsView::empty(PodsSource::ApiServer);
-    view.current = true;
-    view.pods.insert(pod.uid.clone(), Arc::new(pod));
-    view
-}
-
 #[tokio::test]
 async fn the_daemon_sends_the_guard_whether_pods_are_being_deleted() {
     let node = node().await;
@@ -178,7 +154,8 @@ async fn the_daemon_sends_the_guard_whether_pods_are_being_deleted() {
     let mut connection = guard.accept().await;
     connection.wait_for(PodDeletions::Unknown).await;
     for (deleting, expected) in [(false, PodDeletions::None), (true, PodDeletions::Some)] {
-        node.kernel.execute(Command::Pods(view(deleting))).await.unwrap();
+        let view = api_server_shows("uid-1", deleting);
+        node.kernel.execute(Command::Pods(view)).await.unwrap();
         connection.wait_for(expected).await;
     }
 }

@@ -9,6 +9,7 @@ use berth_core::keeper::Keeper;
 use berth_core::stack::Baseline;
 use berth_core::{ActivateError, Core, KernelHandle};
 use berth_kernel::drain::marks::Author;
+use berth_kernel::evidence::pods::{Pod, PodsSource, PodsView, Stage};
 use berth_kernel::grants::allocation::Allocation;
 use berth_kernel::hardware::gpu::{Inventory, Part, Reading};
 use berth_kernel::hardware::mig::MigStrategy;
@@ -292,4 +293,26 @@ impl KubeletNode {
     pub(crate) fn assert_harmless(&self) {
         assert_eq!(self.kubelet.anomalies(), []);
     }
+}
+
+/// The API server's view of one pod, which was admitted and is not finished.
+pub(crate) fn api_server_shows(uid: &str, is_deleting: bool) -> PodsView {
+    let pod = Pod {
+        uid: uid.into(),
+        namespace: "default".into(),
+        name: "p".into(),
+        labels: Vec::new(),
+        is_static: false,
+        owner: None,
+        stage: Stage::Admitted,
+        deletion_wall_ms: is_deleting.then_some(1),
+        created_wall_ms: 0,
+        containers: Vec::new(),
+        bypass: None,
+        has_claims: false,
+    };
+    let mut view = PodsView::empty(PodsSource::ApiServer);
+    view.current = true;
+    view.pods.insert(pod.uid.clone(), Arc::new(pod));
+    view
 }

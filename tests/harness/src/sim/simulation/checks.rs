@@ -86,7 +86,7 @@ impl Checks {
         if let Command::Prepare { claim, .. } = heard.command {
             let checked = match heard.taken_in {
                 true => self.prepared(before, after, claim),
-                // What came to light by this turn was written by an earlier one.
+                // An earlier command that failed may show in this turn that it was written after all.
                 false if heard.may_differ || !self.ends.are_sure() => Ok(()),
                 false => unchanged(before, after, &claim.claim.uid),
             };

@@ -43,7 +43,7 @@ impl Claims {
 
 impl World {
     /// A scheduler allocates published devices to a new claim, one a request, and the kubelet has it prepared. `contested`:
-    /// another scheduler, or one whose slices are old, which takes what has a taint or another claim.
+    /// the devices may have a taint, or be those of another claim, as with two schedulers or one that reads old slices.
     pub(crate) fn start_claim(&mut self, count: u32, pick: u32, contested: bool, stale: bool) {
         let allocated = self.claims.allocated.values().flat_map(|claim| &claim.requests);
         let taken: BTreeSet<&DeviceId> = allocated.flat_map(|request| &request.devices.devices).collect();

@@ -32,8 +32,8 @@ pub(crate) fn check(ledger: &Ledger, rules: &Rules, now: Now) -> Result<(), Viol
     apis(ledger)
 }
 
-/// I14: nothing that was granted through one API of the kubelet is on a GPU that is granted through the other. What was
-/// taken over was not granted.
+/// I14: a GPU has no allocation that was granted through the API that it does not have. Adopted allocations are excepted,
+/// since another plugin granted them.
 fn apis(ledger: &Ledger) -> Result<(), Violation> {
     for allocation in ledger.live.values().filter(|allocation| !allocation.decision.is_adoption()) {
         let api = |gpu: &GpuId| ledger.gpus.get(gpu).map(|state| state.via.api);

@@ -25,13 +25,21 @@ pub fn socket(kubelet_dir: &Path, resource: &str) -> PathBuf {
 /// # Errors
 /// If no process listens there.
 pub async fn dial(socket: &Path) -> anyhow::Result<DevicePluginClient<Channel>> {
+    channel(socket).await.map(DevicePluginClient::new)
+}
+
+/// A connection to the gRPC server on this socket.
+///
+/// # Errors
+/// If no process listens there.
+pub async fn channel(socket: &Path) -> anyhow::Result<Channel> {
     let path = socket.to_owned();
     let connector = tower::service_fn(move |_| {
         let path = path.clone();
         async move { UnixStream::connect(path).await.map(TokioIo::new) }
     });
     let channel = Endpoint::from_static("http://localhost").connect_with_connector(connector).await;
-    Ok(DevicePluginClient::new(channel.with_context(|| format!("dialling {}", socket.display()))?))
+    channel.with_context(|| format!("dialling {}", socket.display()))
 }
 
 /// Calls Allocate for one container. Returns the duration and the response.

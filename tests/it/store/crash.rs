@@ -2,7 +2,7 @@
 //! steps.
 
 use crate::support::child;
-use harness::kill::{self, Program, SmallDisk, Tally};
+use harness::kill::{self, Beside, Program, SmallDisk, Tally};
 use std::path::PathBuf;
 
 /// Enough for a start that is killed, a load that is killed, and both ways to settle.
@@ -10,6 +10,15 @@ const ROUNDS: u64 = 20;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_kill_loses_or_invents_an_allocation() {
+    no_kill_loses(Beside::Guard).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_kill_loses_or_invents_an_allocation_of_a_claim() {
+    no_kill_loses(Beside::Claims).await;
+}
+
+async fn no_kill_loses(beside: Beside) {
     let folder = tempfile::tempdir().unwrap();
     let program = Program {
         exe: env!("CARGO_BIN_EXE_berth").into(),
@@ -17,7 +26,7 @@ async fn no_kill_loses_or_invents_an_allocation() {
         named_steps: false,
         small_disk: None,
     };
-    let tally = kill::run(&program, folder.path(), ROUNDS, 7, |_| {}).await.unwrap();
+    let tally = kill::run(&program, beside, folder.path(), ROUNDS, 7, |_| {}).await.unwrap();
     assert_eq!(tally, Tally { rounds: tally.rounds, ..Tally::default() });
 }
 
@@ -35,7 +44,10 @@ fn another_program_that_fills_the_disk_prevents_no_start() {
         let program = Program { exe, environment: Vec::new(), named_steps: false, small_disk };
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
         let folder = PathBuf::from(folder);
-        let tally = runtime.unwrap().block_on(kill::run(&program, &folder, ROUNDS, 3, |_| {})).unwrap();
+        let tally = runtime
+            .unwrap()
+            .block_on(kill::run(&program, Beside::Claims, &folder, ROUNDS, 3, |_| {}))
+            .unwrap();
         assert_eq!(tally, Tally { rounds: tally.rounds, ..Tally::default() });
         return;
     }

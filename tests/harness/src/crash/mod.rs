@@ -18,7 +18,7 @@ use berth::daemon::Options;
 use berth_config::Config;
 use berth_kernel::node::steps::{self, Step};
 use clap::Parser;
-use harness::kill::{self, KILL_AT, Program, SmallDisk, Tally};
+use harness::kill::{self, Beside, KILL_AT, Program, SmallDisk, Tally};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock};
@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 const DAEMON: &str = "BERTH_CRASH_DAEMON";
 /// Set in the process that may mount small disks.
 const IN_NAMESPACE: &str = "BERTH_CRASH_NAMESPACE";
-/// Nodes side by side: one waits for its disk while the other one computes.
+/// Nodes side by side, one with a guard and one with claims: one waits for its disk while the other one computes.
 const NODES: u64 = 2;
 /// How often progress is shown.
 const SHOW_EVERY: u64 = 500;
@@ -155,7 +155,9 @@ fn kills(rounds: u64, seed: Option<u64>, small_disk: Option<SmallDisk>) -> anyho
         let folder = tempfile::Builder::new().prefix("berth-crash-").tempdir()?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let own = rounds / NODES + u64::from(number < rounds % NODES);
-        let tally = runtime.block_on(kill::run(&program, folder.path(), own, seed + number, progress))?;
+        let beside = if number == 0 { Beside::Guard } else { Beside::Claims };
+        let run = kill::run(&program, beside, folder.path(), own, seed + number, progress);
+        let tally = runtime.block_on(run)?;
         sum.lock().expect("no node panics with it").add(&tally);
         Ok(())
     };

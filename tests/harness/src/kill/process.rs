@@ -2,6 +2,7 @@
 
 use anyhow::{Context, bail};
 use fakes::serving;
+use serde::de::DeserializeOwned;
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -79,6 +80,15 @@ pub struct Listed {
     pub overlapped: bool,
     /// The container, where it is known.
     pub holder: Option<Holder>,
+    /// The claim whose request it answers; `None` for an Allocate.
+    pub claim: Option<ListedClaim>,
+}
+
+/// The claim of an allocation.
+#[derive(Clone, Debug, serde::Deserialize)]
+pub struct ListedClaim {
+    /// Its UID.
+    pub uid: String,
 }
 
 /// Who holds it.
@@ -92,9 +102,14 @@ pub struct Holder {
 }
 
 #[derive(serde::Deserialize)]
-struct List {
-    items: Vec<Listed>,
+struct List<T> {
+    items: Vec<T>,
     next: Option<String>,
+}
+
+#[derive(serde::Deserialize)]
+struct ListedGpu {
+    uuid: String,
 }
 
 impl Serving {
@@ -177,15 +192,31 @@ impl Serving {
     /// # Errors
     /// If it answers something else.
     pub async fn live(&mut self) -> anyhow::Result<Option<Vec<Listed>>> {
-        let base = self.base.borrow().clone().context("its API is not up")?;
-        let token = std::fs::read_to_string(&self.token).context("its token")?;
-        let called = tokio::task::spawn_blocking(move || call(&base, token.trim())).await?;
-        match called {
+        match self.list("allocations?limit=1000").await? {
             Ok(items) => Ok(Some(items)),
             // Its sockets go before it can be waited for.
             Err(_) if self.dies_within(DEATH).await? => Ok(None),
             Err(error) => Err(error.context(format!("its log:\n{}", self.log()))),
         }
+    }
+
+    /// UUIDs of its GPUs, by index.
+    ///
+    /// # Errors
+    /// If it does not answer with them.
+    pub async fn gpus(&self) -> anyhow::Result<Vec<String>> {
+        let gpus = self.list::<ListedGpu>("gpus").await??;
+        Ok(gpus.into_iter().map(|gpu| gpu.uuid).collect())
+    }
+
+    /// All items of a list of its API, by its path and parameters; the inner error is that of the call.
+    async fn list<T>(&self, what: &'static str) -> anyhow::Result<anyhow::Result<Vec<T>>>
+    where
+        T: DeserializeOwned + Send + 'static,
+    {
+        let base = self.base.borrow().clone().context("its API is not up")?;
+        let token = std::fs::read_to_string(&self.token).context("its token")?;
+        Ok(tokio::task::spawn_blocking(move || call(&base, what, token.trim())).await?)
     }
 
     async fn dies_within(&mut self, limit: Duration) -> anyhow::Result<bool> {
@@ -246,13 +277,13 @@ impl Drop for Guard {
     }
 }
 
-fn call(base: &str, token: &str) -> anyhow::Result<Vec<Listed>> {
+fn call<T: DeserializeOwned>(base: &str, what: &str, token: &str) -> anyhow::Result<Vec<T>> {
     let agent: ureq::Agent = ureq::Agent::config_builder().timeout_global(Some(CALL_LIMIT)).build().into();
     let (mut items, mut after) = (Vec::new(), String::new());
     loop {
-        let url = format!("{base}/allocations?limit=1000{after}");
+        let url = format!("{base}/{what}{after}");
         let mut answer = agent.get(&url).header("Authorization", format!("Bearer {token}")).call()?;
-        let list: List = serde_json::from_str(&answer.body_mut().read_to_string()?)?;
+        let list: List<T> = serde_json::from_str(&answer.body_mut().read_to_string()?)?;
         items.extend(list.items);
         let Some(next) = list.next else {
             return Ok(items);

@@ -23,6 +23,7 @@ MODULE = GoModule(
     "controlplane",
     "k8s.io/kubernetes",
     ["cmd/kube-apiserver", "cmd/kube-scheduler", "cmd/kube-controller-manager", "cmd/kubectl"],
+    with_version=True,
 )
 ETCD = GoModule("etcd", "go.etcd.io/etcd/server/v3", [""])
 

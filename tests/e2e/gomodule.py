@@ -22,13 +22,15 @@ class GoModule:
 
     `packages` are folders of that module; the last word of each is the program's name. `cgo`: with a C
     compiler, for what loads a C library; such a program must not be linked so that symbols resolve at once.
+    `with_version`: links the version into the programs of Kubernetes, which report none otherwise; Berth reads the API server's.
     """
 
-    def __init__(self, name: str, module: str, packages: list[str], cgo: bool = False) -> None:
+    def __init__(self, name: str, module: str, packages: list[str], cgo: bool = False, with_version: bool = False) -> None:
         self.name = name
         self.module = module
         self.packages = packages
         self.cgo = cgo
+        self.with_version = with_version
         self._source = HERE / name
 
     @property
@@ -43,7 +45,7 @@ class GoModule:
     @property
     def folder(self) -> Path:
         """Where the programs are kept; the version is part of the name, so a new one is built beside the old one."""
-        return cache() / f"{self.name}-{self.version}"
+        return cache() / f"{self.name}-{self.version}{'-with-version' if self.with_version else ''}"
 
     @property
     def is_built(self) -> bool:
@@ -61,6 +63,8 @@ class GoModule:
             packages = [f"{self.module}/{package}".rstrip("/") for package in self.packages]
             # go-nvml names functions that only some libnvidia-ml have: they are looked up when first called.
             link = "-s -w -extldflags=-Wl,-z,lazy" if self.cgo else "-s -w"
+            if self.with_version:
+                link += f" -X k8s.io/component-base/version.gitVersion={self.version}"
             command = [machine.go(), "build", "-C", self._source, "-mod=readonly", "-trimpath", f"-ldflags={link}"]
             process.run(
                 [*command, "-o", f"{unfinished}/", *packages],

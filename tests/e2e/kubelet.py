@@ -18,7 +18,7 @@ from gomodule import GoModule
 from places import CONTAINERD_SOCKET, KUBELET, MANIFESTS, RUN
 from say import TestError, until
 
-MODULE = GoModule("kubelet", "k8s.io/kubernetes", ["cmd/kubelet"])
+MODULE = GoModule("kubelet", "k8s.io/kubernetes", ["cmd/kubelet"], with_version=True)
 NODE_NAME = "berth-e2e"
 PLUGINS = KUBELET / "device-plugins"
 SOCKET = PLUGINS / "kubelet.sock"

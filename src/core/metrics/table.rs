@@ -202,7 +202,7 @@ families! {
         STREAMS = gauge("berth_list_and_watch_streams", &["resource"],
             "Streams on which a kubelet watches the devices of a resource; normally one each.");
         GRPC_CALLS = counter("berth_grpc_calls_total", &["method", "code"],
-            "Calls of the device plugin API that ended, by gRPC status code. A ListAndWatch is counted when it begins.");
+            "Calls of the device plugin API and the DRA API that ended, by gRPC status code. A ListAndWatch counts when it begins; FAILED_PRECONDITION: NodePrepareResources did not prepare all of its claims.");
         GRPC_TIME = histogram("berth_grpc_call_duration_seconds", &["method"],
             "Duration of these calls, except ListAndWatch, which lasts as long as the kubelet.");
         PASSES = counter("berth_reconcile_passes_total", &["outcome"],

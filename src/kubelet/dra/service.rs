@@ -19,6 +19,7 @@ use berth_kernel::grants::prepare::allocations_of;
 use berth_kernel::ids::time::Now;
 use berth_kernel::node::refusal::Refusal;
 use berth_kernel::sharing::publish::device_name;
+use berth_observe::counters::Rpc;
 use berth_proto::dra::dra_plugin_server::{DraPlugin, DraPluginServer};
 use berth_proto::dra::{
     Claim, Device, NodePrepareResourceResponse, NodePrepareResourcesRequest, NodePrepareResourcesResponse,
@@ -26,11 +27,11 @@ use berth_proto::dra::{
 };
 use futures_util::future::join_all;
 use parking_lot::Mutex;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
-use tonic::{Request, Response, Status};
+use tonic::{Code, Request, Response, Status};
 
 /// Most claims of one call; in practice a pod has a few.
 const CLAIMS_MAX: usize = 256;
@@ -104,21 +105,15 @@ impl DraPlugin for Service {
         request: Request<NodePrepareResourcesRequest>,
     ) -> Result<Response<NodePrepareResourcesResponse>, Status> {
         let _call = Call::begin(&request);
-        let arrived = Instant::now();
-        let claims = checked(request.into_inner().claims)?;
-        let answers = claims.iter().map(|claim| async move {
-            let response = match self.0.prepare(claim, arrived).await {
-                Ok(devices) => NodePrepareResourceResponse { devices, error: String::new() },
-                Err(error) => {
-                    let (namespace, name) = (&claim.namespace, &claim.name);
-                    tracing::warn!(namespace, claim = name, %error, "a claim was not prepared");
-                    NodePrepareResourceResponse { devices: Vec::new(), error: error.to_string() }
-                }
-            };
-            (claim.uid.clone(), response)
-        });
-        let claims = join_all(answers).await.into_iter().collect();
-        Ok(Response::new(NodePrepareResourcesResponse { claims }))
+        let counted = self.0.kernel.counters().kubelet.begin(Rpc::NodePrepareResources);
+        let answered = self.0.prepare_all(request.into_inner().claims).await;
+        let code = match &answered {
+            Ok(claims) if claims.values().all(|response| response.error.is_empty()) => Code::Ok,
+            Ok(_) => Code::FailedPrecondition,
+            Err(status) => status.code(),
+        };
+        counted.end(code.into());
+        answered.map(|claims| Response::new(NodePrepareResourcesResponse { claims }))
     }
 
     async fn node_unprepare_resources(
@@ -126,13 +121,10 @@ impl DraPlugin for Service {
         request: Request<NodeUnprepareResourcesRequest>,
     ) -> Result<Response<NodeUnprepareResourcesResponse>, Status> {
         let _call = Call::begin(&request);
-        let claims = checked(request.into_inner().claims)?;
-        let answers = claims.iter().map(|claim| async move {
-            self.0.unprepare(claim).await;
-            (claim.uid.clone(), NodeUnprepareResourceResponse { error: String::new() })
-        });
-        let claims = join_all(answers).await.into_iter().collect();
-        Ok(Response::new(NodeUnprepareResourcesResponse { claims }))
+        let counted = self.0.kernel.counters().kubelet.begin(Rpc::NodeUnprepareResources);
+        let answered = self.0.unprepare_all(request.into_inner().claims).await;
+        counted.end(answered.as_ref().map_or_else(Status::code, |_| Code::Ok).into());
+        answered.map(|claims| Response::new(NodeUnprepareResourcesResponse { claims }))
     }
 }
 
@@ -174,6 +166,27 @@ impl Driver {
         // Those of claims without a call are forgotten.
         all.retain(|_, calls| Arc::strong_count(calls) > 1);
         Arc::clone(all.entry(uid.to_owned()).or_default())
+    }
+
+    /// The responses for the claims of one call, by their UIDs.
+    async fn prepare_all(
+        self: &Arc<Self>,
+        claims: Vec<Claim>,
+    ) -> Result<HashMap<String, NodePrepareResourceResponse>, Status> {
+        let arrived = Instant::now();
+        let claims = checked(claims)?;
+        let answers = claims.iter().map(|claim| async move {
+            let response = match self.prepare(claim, arrived).await {
+                Ok(devices) => NodePrepareResourceResponse { devices, error: String::new() },
+                Err(error) => {
+                    let (namespace, name) = (&claim.namespace, &claim.name);
+                    tracing::warn!(namespace, claim = name, %error, "a claim was not prepared");
+                    NodePrepareResourceResponse { devices: Vec::new(), error: error.to_string() }
+                }
+            };
+            (claim.uid.clone(), response)
+        });
+        Ok(join_all(answers).await.into_iter().collect())
     }
 
     async fn prepare(self: &Arc<Self>, claim: &Claim, arrived: Instant) -> Result<Vec<Device>, PrepareError> {
@@ -327,6 +340,19 @@ impl Driver {
             })
         };
         devices.iter().filter_map(device).collect()
+    }
+
+    /// The responses for the claims of one call, by their UIDs.
+    async fn unprepare_all(
+        &self,
+        claims: Vec<Claim>,
+    ) -> Result<HashMap<String, NodeUnprepareResourceResponse>, Status> {
+        let claims = checked(claims)?;
+        let answers = claims.iter().map(|claim| async move {
+            self.unprepare(claim).await;
+            (claim.uid.clone(), NodeUnprepareResourceResponse { error: String::new() })
+        });
+        Ok(join_all(answers).await.into_iter().collect())
     }
 
     /// An error would keep the pod in Terminating, and the kubelet does not call again after a success. So a release that

@@ -13,7 +13,7 @@ const CALL_US: &[u64] =
 const PASS_US: &[u64] =
     &[1_000, 5_000, 10_000, 25_000, 50_000, 100_000, 250_000, 500_000, 1_000_000, 2_500_000, 5_000_000];
 
-/// A call of the device plugin API.
+/// A call of the device plugin API or of the DRA API.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rpc {
     /// The plugin's capabilities.
@@ -26,15 +26,21 @@ pub enum Rpc {
     Allocate,
     /// Runs before a container starts; the plugin does not request it.
     PreStartContainer,
+    /// The grant of devices to claims. A call that does not prepare all of its claims counts as FAILED_PRECONDITION.
+    NodePrepareResources,
+    /// The release of claims.
+    NodeUnprepareResources,
 }
 
 /// All methods.
-pub const METHODS: [Rpc; 5] = [
+pub const METHODS: [Rpc; 7] = [
     Rpc::GetDevicePluginOptions,
     Rpc::ListAndWatch,
     Rpc::GetPreferredAllocation,
     Rpc::Allocate,
     Rpc::PreStartContainer,
+    Rpc::NodePrepareResources,
+    Rpc::NodeUnprepareResources,
 ];
 
 impl Rpc {
@@ -47,6 +53,8 @@ impl Rpc {
             Self::GetPreferredAllocation => "GetPreferredAllocation",
             Self::Allocate => "Allocate",
             Self::PreStartContainer => "PreStartContainer",
+            Self::NodePrepareResources => "NodePrepareResources",
+            Self::NodeUnprepareResources => "NodeUnprepareResources",
         }
     }
 }

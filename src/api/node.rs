@@ -113,6 +113,16 @@ pub struct Dra {
     /// Whether the API server drops the taints of devices, so that those that are to be given to no further claim are left
     /// out instead.
     pub drops_taints: bool,
+    /// Why no shares are published; absent if they are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(
+        example = "the scheduler of Kubernetes v1.36.1 can allocate a GPU both whole and in shares: upgrade to 1.36.2 or later"
+    )]
+    pub no_shares: Option<String>,
+    /// Why GPUs that are offered both whole and in shares are published whole only; absent if they are published both ways.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(example = "the API server drops counters")]
+    pub no_counters: Option<String>,
     /// Why the ResourceSlices are not up to date.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = "no answer within 15 s")]

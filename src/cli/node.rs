@@ -116,7 +116,9 @@ fn dra(dra: &Dra) -> String {
         Some(why) => format!("its ResourceSlices are not up to date: {why}"),
         None => format!("{} devices published", dra.devices),
     };
-    format!("{}, {registered}; {slices}", dra.driver)
+    let shares = dra.no_shares.as_ref().map_or_else(String::new, |why| format!("; no shares: {why}"));
+    let counters = dra.no_counters.as_ref().map_or_else(String::new, |why| format!("; {why}"));
+    format!("{}, {registered}; {slices}{shares}{counters}", dra.driver)
 }
 
 /// Where the guard can limit the memory of containers.

@@ -1,6 +1,7 @@
 //! Reads ResourceClaims for the kubelet's calls.
 
 use super::client::{RequestError, request};
+use super::quantity::amount;
 use berth_kernel::grants::claim::{Claim, ClaimOfServer, ClaimPod, DeviceResult};
 use k8s_openapi::api::resource::v1::{DeviceRequestAllocationResult, ResourceClaim};
 use kube::{Api, Client};
@@ -62,6 +63,9 @@ fn convert(claim: ResourceClaim) -> ClaimOfServer {
 }
 
 fn convert_result(result: DeviceRequestAllocationResult) -> DeviceResult {
+    let consumed = result.consumed_capacity.unwrap_or_default().into_iter();
+    // An unreadable amount becomes `u64::MAX`: no device has so much, so the claim is not prepared.
+    let consumed = consumed.map(|(name, quantity)| (name, amount(&quantity.0).unwrap_or(u64::MAX)));
     DeviceResult {
         request: result.request,
         driver: result.driver,
@@ -69,6 +73,7 @@ fn convert_result(result: DeviceRequestAllocationResult) -> DeviceResult {
         device: result.device,
         admin_access: result.admin_access.unwrap_or(false),
         share_id: result.share_id,
+        consumed: consumed.collect(),
     }
 }
 
@@ -87,6 +92,8 @@ mod tests {
                 "allocation": {"devices": {"results": [
                     {"request": "gpu/big", "driver": "gpu.nvidia.com", "pool": "n1", "device": "gpu-1"},
                     {"request": "look", "driver": "gpu.nvidia.com", "pool": "n1", "device": "gpu-1", "adminAccess": true},
+                    {"request": "part", "driver": "gpu.nvidia.com", "pool": "n1", "device": "gpu-2-shared", "shareID": "7-8",
+                     "consumedCapacity": {"memory": "20Gi", "other": "a lot"}},
                 ]}},
                 "reservedFor": [
                     {"resource": "pods", "name": "train", "uid": "3-4"},
@@ -99,7 +106,12 @@ mod tests {
         assert_eq!(read.pods, [ClaimPod { uid: "3-4".into(), name: "train".into() }]);
         let results: Vec<_> =
             read.results.iter().map(|result| (result.main_request(), result.admin_access)).collect();
-        assert_eq!(results, [("gpu", false), ("look", true)]);
+        assert_eq!(results, [("gpu", false), ("look", true), ("part", false)]);
+        let consumed = [("memory".to_owned(), 20 << 30), ("other".to_owned(), u64::MAX)];
+        assert_eq!(
+            (&read.results[2].share_id, &read.results[2].consumed),
+            (&Some("7-8".into()), &consumed.into())
+        );
         assert_eq!(convert(ResourceClaim::default()).results, []);
     }
 }

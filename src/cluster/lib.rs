@@ -16,8 +16,10 @@ mod pending_event;
 mod pod;
 mod pod_watch;
 mod pods;
+mod quantity;
 mod reviews;
 mod settings;
+mod slice_contents;
 mod slices;
 mod wait;
 

@@ -134,6 +134,10 @@ pub struct SlicesState {
     pub moving: BTreeSet<GpuId>,
     /// Whether the API server drops taints, so that devices with one are left out.
     pub drops_taints: bool,
+    /// Why no shares are published; `None` if they are.
+    pub no_shares: Option<String>,
+    /// Why GPUs that are offered both whole and in shares are published whole only; `None` if they are published both ways.
+    pub no_counters: Option<String>,
     /// Why they are not up to date; `None` if they are.
     pub error: Option<String>,
 }

@@ -1,32 +1,29 @@
 //! Publishes the node's ResourceSlices: the devices of its GPUs that are granted through DRA.
 //!
-//! The API server drops fields whose feature gate is off without an error. So each answer is compared with what was sent. If
-//! taints were dropped, devices with a taint are left out, since the scheduler would allocate them.
+//! The API server drops fields whose feature gate is off without an error. So each answer is compared with what was sent, and
+//! what cannot be published without such a field is left out from then on.
 //! A kubelet that starts deletes all slices of its node; the watch of them shows that, and they are published again.
 
 use super::client::{RequestError, request};
 use super::settings::{DraTask, Settings, SlicesState};
+use super::slice_contents::{Gated, SliceContents, contents};
 use super::wait::{Backoff, REFRESH_MEAN, after_loss, jittered, random};
 use berth_core::KernelHandle;
 use berth_kernel::ids::names::GpuId;
-use berth_kernel::sharing::publish::{Attribute, PublishedDevice, Taint, Versions, publication};
+use berth_kernel::sharing::publish::{Versions, publication};
 use berth_kernel::sharing::via::{KubeletApi, Via};
 use futures_util::{StreamExt, pin_mut};
 use k8s_openapi::api::core::v1::Node;
-use k8s_openapi::api::resource::v1::{
-    Device, DeviceAttribute, DeviceCapacity, DeviceTaint, ResourcePool, ResourceSlice, ResourceSliceSpec,
-};
-use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use k8s_openapi::api::resource::v1::{ResourcePool, ResourceSlice, ResourceSliceSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use kube::api::{DeleteParams, ListParams, PostParams, WatchEvent, WatchParams};
 use kube::core::ObjectList;
 use kube::{Api, Client};
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::pending;
+use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout};
 
-/// Most devices of one slice that has taints (`resource.k8s.io/v1`: `ResourceSliceMaxDevicesWithTaintsOrConsumesCounters`).
-const DEVICES_PER_SLICE: usize = 64;
 /// The label of everything that this program creates.
 const MANAGED_BY: (&str, &str) = ("app.kubernetes.io/managed-by", "berth");
 /// Longest name of an object, bytes.
@@ -48,8 +45,13 @@ pub(super) async fn keep(settings: &Settings, client: Client, kernel: &KernelHan
             return pending().await;
         }
         snapshots.mark_unchanged();
+        let read = publisher.scheduler.read(&publisher.client).await;
         let wanted = publisher.wanted(kernel);
-        let next = match publisher.publish(&wanted).await {
+        let published = match read {
+            Ok(()) => publisher.publish(&wanted).await,
+            Err(error) => Err(error),
+        };
+        let next = match published {
             Ok(Published::WantedChanged) => continue,
             Ok(Published::At(version)) => {
                 backoff.reset();
@@ -92,36 +94,121 @@ pub(super) async fn keep(settings: &Settings, client: Client, kernel: &KernelHan
 enum Published {
     /// The slices are as wanted in the list of this version.
     At(String),
-    /// The API server has dropped the taints, so the devices that have one are no longer wanted in the slices.
+    /// The API server has dropped a field, so other devices are wanted in the slices.
     WantedChanged,
 }
 
 /// What the slices are to say.
 #[derive(Clone, Debug, PartialEq)]
 struct Wanted {
-    /// The devices of each slice; one empty slice if there is none, so that the pool is known to be complete.
-    slices: Vec<Vec<Device>>,
+    /// What each slice has; one empty slice if there is nothing, so that the pool is known to be complete.
+    slices: Vec<SliceContents>,
     /// The GPUs that are to be moved to the device plugin API.
     moving: BTreeSet<GpuId>,
 }
 
+/// What the scheduler can do, by the API server's version, since a client cannot read the scheduler's. Schedulers before
+/// 1.36.2 can allocate a GPU both whole and in shares (kubernetes#139211).
+#[derive(Debug, Default)]
+struct Scheduler {
+    /// The version that was read last, and when.
+    read: Option<(String, Instant)>,
+    /// Since when the API server is new enough; `None` if it is not.
+    new_since: Option<Instant>,
+}
+
+/// The first version whose scheduler does not allocate a GPU both whole and in shares.
+const SHARING_SCHEDULER: [u64; 3] = [1, 36, 2];
+/// How often the version is read.
+const VERSION_INTERVAL: Duration = Duration::from_secs(15 * 60);
+/// How long after the API server the scheduler is assumed to be new enough: an upgrade replaces the API server first.
+const UPGRADE_MAX: Duration = Duration::from_secs(3600);
+
+impl Scheduler {
+    /// Reads the version if the last reading is older than [`VERSION_INTERVAL`]. Nothing is published before the first
+    /// reading, since shares that an earlier process published would be withdrawn. If a later reading fails, the known
+    /// version is kept.
+    async fn read(&mut self, client: &Client) -> Result<(), RequestError> {
+        if self.read.as_ref().is_some_and(|(_, at)| at.elapsed() < VERSION_INTERVAL) {
+            return Ok(());
+        }
+        match request(client.apiserver_version(), "get /version (ClusterRole system:public-info-viewer)")
+            .await
+        {
+            Ok(version) => self.note(version.git_version, Instant::now()),
+            Err(error) if self.read.is_none() && !matches!(error.code(), 401 | 403 | 404) => {
+                return Err(error);
+            }
+            Err(RequestError { why, .. }) => {
+                tracing::debug!(why, "the API server's version could not be read");
+                let known = self.read.as_ref().map(|(version, _)| version.clone());
+                self.note(known.unwrap_or_default(), Instant::now());
+            }
+        }
+        Ok(())
+    }
+
+    fn note(&mut self, version: String, now: Instant) {
+        let is_new = numbers(&version).is_some_and(|numbers| numbers >= SHARING_SCHEDULER);
+        let first = self.read.is_none();
+        self.new_since = match self.new_since {
+            // The daemon cannot know of an upgrade before it started.
+            None if is_new && first => now.checked_sub(UPGRADE_MAX).or(Some(now)),
+            since => since.or(Some(now)).filter(|_| is_new),
+        };
+        self.read = Some((version, now));
+    }
+
+    /// Why no shares are published for it; `None` if they are.
+    fn why_no_shares(&self, now: Instant) -> Option<String> {
+        let version = self.read.as_ref().map(|(version, _)| version.as_str()).unwrap_or_default();
+        if version.is_empty() {
+            return Some(
+                "the API server does not show its version: bind the ClusterRole system:public-info-viewer to Berth's user"
+                    .to_owned(),
+            );
+        }
+        match self.new_since {
+            None => Some(format!(
+                "the scheduler of Kubernetes {version} can allocate a GPU both whole and in shares: upgrade to 1.36.2 or later"
+            )),
+            Some(since) if now.duration_since(since) < UPGRADE_MAX => Some(format!(
+                "the API server has had version {version} for less than an hour, and the scheduler may still be older: shares \
+                 are published when the hour has passed"
+            )),
+            Some(_) => None,
+        }
+    }
+}
+
+/// Major, minor and patch version of a text such as `v1.36.2-gke.1`.
+fn numbers(version: &str) -> Option<[u64; 3]> {
+    let version = version.strip_prefix('v').unwrap_or(version).split(['-', '+']).next()?;
+    let numbers: Vec<u64> = version.split('.').map(|number| number.parse().ok()).collect::<Option<_>>()?;
+    numbers.try_into().ok()
+}
+
 struct Publisher<'s> {
+    client: Client,
     slices: Api<ResourceSlice>,
     nodes: Api<Node>,
     node: &'s str,
     task: &'s DraTask,
-    /// Whether the API server has dropped taints.
-    drops_taints: bool,
+    scheduler: Scheduler,
+    /// What the API server has dropped.
+    dropped: Gated,
 }
 
 impl<'s> Publisher<'s> {
     fn new(settings: &'s Settings, client: Client, task: &'s DraTask) -> Self {
         Self {
             slices: Api::all(client.clone()),
-            nodes: Api::all(client),
+            nodes: Api::all(client.clone()),
+            client,
             node: &settings.node,
             task,
-            drops_taints: false,
+            scheduler: Scheduler::default(),
+            dropped: Gated::default(),
         }
     }
 
@@ -133,19 +220,13 @@ impl<'s> Publisher<'s> {
         let versions = kernel.counters().gpus.versions();
         let versions = Versions { driver: versions.driver, cuda: versions.cuda };
         let ledger = kernel.snapshot();
-        let published = publication(&ledger, &versions).devices;
         // Their devices have a taint, or are left out.
         let leaves = |via: &Via| via.api == KubeletApi::Dra && via.moving;
         let moving = ledger.gpus.iter().filter(|(_, state)| leaves(&state.via));
         let moving = moving.map(|(gpu, _)| gpu.clone()).collect();
-        // The scheduler would allocate a device whose taint was dropped.
-        let shown = published.iter().filter(|device| device.taints.is_empty() || !self.drops_taints);
-        let devices: Vec<Device> = shown.map(|device| convert(device, &self.task.driver)).collect();
-        let mut slices: Vec<Vec<Device>> =
-            devices.chunks(DEVICES_PER_SLICE).map(<[Device]>::to_vec).collect();
-        if slices.is_empty() {
-            slices.push(Vec::new());
-        }
+        let mut usable = self.dropped.others();
+        usable.shares &= self.scheduler.why_no_shares(Instant::now()).is_none();
+        let slices = contents(&publication(&ledger, &versions), usable, &self.task.driver);
         Wanted { slices, moving }
     }
 
@@ -158,12 +239,12 @@ impl<'s> Publisher<'s> {
                 self.set_published(wanted, &list);
                 return Ok(Published::At(list.metadata.resource_version.unwrap_or_default()));
             }
-            let dropped_before = self.drops_taints;
+            let dropped_before = self.dropped;
             for change in plan {
                 self.make(change).await?;
-            }
-            if self.drops_taints != dropped_before {
-                return Ok(Published::WantedChanged);
+                if self.dropped != dropped_before {
+                    return Ok(Published::WantedChanged);
+                }
             }
         }
         let why = "the API server does not keep the ResourceSlices as they were written".to_owned();
@@ -196,13 +277,7 @@ impl<'s> Publisher<'s> {
                 };
             }
         };
-        if !self.drops_taints && has_taint(&sent) && !has_taint(&answered) {
-            tracing::warn!(
-                "the API server drops the taints of devices (feature gate DRADeviceTaints): GPUs that are to be given to no \
-                 further claim are left out of the ResourceSlices instead"
-            );
-            self.drops_taints = true;
-        }
+        self.dropped.note(Gated::of(&sent.spec), Gated::of(&answered.spec));
         Ok(())
     }
 
@@ -243,9 +318,12 @@ impl<'s> Publisher<'s> {
 
     fn set_published(&self, wanted: &Wanted, list: &ObjectList<ResourceSlice>) {
         let generation = list.items.iter().map(|slice| slice.spec.pool.generation).max().unwrap_or(0);
-        let devices = wanted.slices.iter().map(Vec::len).sum();
-        let moving = wanted.moving.clone();
-        self.set(SlicesState { generation, devices, moving, drops_taints: self.drops_taints, error: None });
+        let devices = wanted.slices.iter().map(|slice| slice.devices.len()).sum();
+        let (moving, drops_taints) = (wanted.moving.clone(), self.dropped.taints);
+        let no_shares = self.dropped.why_no_shares().or_else(|| self.scheduler.why_no_shares(Instant::now()));
+        let no_counters = self.dropped.why_no_counters();
+        let error = None;
+        self.set(SlicesState { generation, devices, moving, drops_taints, no_shares, no_counters, error });
     }
 
     fn set_state(&self, error: Option<String>) {
@@ -275,11 +353,6 @@ impl<'s> Publisher<'s> {
     }
 }
 
-fn has_taint(slice: &ResourceSlice) -> bool {
-    let devices = slice.spec.devices.iter().flatten();
-    devices.flat_map(|device| device.taints.iter().flatten()).next().is_some()
-}
-
 /// A change of one slice.
 #[derive(Debug)]
 enum SliceChange {
@@ -296,7 +369,7 @@ fn plan(driver: &str, node: &str, wanted: &Wanted, existing: &[ResourceSlice]) -
     let by_name: BTreeMap<&str, &ResourceSlice> =
         existing.iter().filter_map(|slice| Some((slice.metadata.name.as_deref()?, slice))).collect();
     let newest = existing.iter().map(|slice| slice.spec.pool.generation).max().unwrap_or(0);
-    let spec = |generation: i64, devices: &Vec<Device>| ResourceSliceSpec {
+    let spec = |generation: i64, contents: &SliceContents| ResourceSliceSpec {
         driver: driver.to_owned(),
         node_name: Some(node.to_owned()),
         pool: ResourcePool {
@@ -304,14 +377,15 @@ fn plan(driver: &str, node: &str, wanted: &Wanted, existing: &[ResourceSlice]) -
             generation,
             resource_slice_count: i64::try_from(count).unwrap_or(i64::MAX),
         },
-        devices: Some(devices.clone()).filter(|devices| !devices.is_empty()),
+        devices: Some(contents.devices.clone()).filter(|devices| !devices.is_empty()),
+        shared_counters: Some(contents.counters.clone()).filter(|counters| !counters.is_empty()),
         ..ResourceSliceSpec::default()
     };
-    let differs = |name: &String, devices| {
-        by_name.get(name.as_str()).is_none_or(|slice| comparable(&slice.spec) != spec(newest, devices))
+    let differs = |name: &String, contents| {
+        by_name.get(name.as_str()).is_none_or(|slice| comparable(&slice.spec) != spec(newest, contents))
     };
     let pairs = || names.iter().zip(&wanted.slices);
-    let different = pairs().filter(|(name, devices)| differs(name, devices)).count();
+    let different = pairs().filter(|(name, contents)| differs(name, contents)).count();
     let is_extra = |name: &&str| !names.iter().any(|ours| ours == name);
     let extra: Vec<&str> = by_name.keys().copied().filter(|name| is_extra(name)).collect();
     if different == 0 && extra.is_empty() {
@@ -319,10 +393,10 @@ fn plan(driver: &str, node: &str, wanted: &Wanted, existing: &[ResourceSlice]) -
     }
     let is_in_place = different <= 1 && extra.is_empty() && by_name.len() == count;
     let generation = if is_in_place { newest } else { newest + 1 };
-    let written = pairs().filter(|(name, devices)| !is_in_place || differs(name, devices));
+    let written = pairs().filter(|(name, contents)| !is_in_place || differs(name, contents));
     let mut changes: Vec<SliceChange> = written
-        .map(|(name, devices)| {
-            let spec = spec(generation, devices);
+        .map(|(name, contents)| {
+            let spec = spec(generation, contents);
             match by_name.get(name.as_str()) {
                 Some(known) => SliceChange::Update(ResourceSlice { metadata: known.metadata.clone(), spec }),
                 None => SliceChange::Create(ResourceSlice {
@@ -354,49 +428,14 @@ fn comparable(spec: &ResourceSliceSpec) -> ResourceSliceSpec {
         device.taints.iter_mut().flatten().for_each(|taint| taint.time_added = None);
     }
     spec.devices = spec.devices.filter(|devices| !devices.is_empty());
+    spec.shared_counters = spec.shared_counters.filter(|counters| !counters.is_empty());
     spec
-}
-
-fn convert(device: &PublishedDevice, driver: &str) -> Device {
-    let attribute = |value: &Attribute| match value {
-        Attribute::Text(text) => DeviceAttribute { string: Some(text.clone()), ..Default::default() },
-        Attribute::Version(version) => {
-            DeviceAttribute { version: Some(version.clone()), ..Default::default() }
-        }
-        Attribute::Number(number) => DeviceAttribute { int: Some(*number), ..Default::default() },
-    };
-    let taint = |taint: &Taint| DeviceTaint {
-        key: format!("{driver}/{}", taint.as_str()),
-        effect: "NoSchedule".into(),
-        ..DeviceTaint::default()
-    };
-    let memory = DeviceCapacity { value: Quantity(mebibytes(device.memory_mib)), request_policy: None };
-    let taints: Vec<DeviceTaint> = device.taints.iter().map(taint).collect();
-    Device {
-        name: device.name.clone(),
-        attributes: Some(
-            device.attributes.iter().map(|(name, value)| (name.clone(), attribute(value))).collect(),
-        ),
-        capacity: Some([("memory".to_owned(), memory)].into()),
-        taints: Some(taints).filter(|taints| !taints.is_empty()),
-        ..Device::default()
-    }
-}
-
-/// A quantity as the API server writes it: by the largest binary unit of which it is a multiple.
-fn mebibytes(mib: u64) -> String {
-    let (mut value, mut units) = (mib, ["Mi", "Gi", "Ti", "Pi"].iter());
-    let mut unit = units.next();
-    while value != 0 && value.is_multiple_of(1024) {
-        let Some(next) = units.next() else { break };
-        (value, unit) = (value / 1024, Some(next));
-    }
-    if value == 0 { "0".to_owned() } else { format!("{value}{}", unit.copied().unwrap_or_default()) }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use k8s_openapi::api::resource::v1::{Device, DeviceTaint};
 
     fn device(name: &str, tainted: bool) -> Device {
         let taint =
@@ -406,7 +445,8 @@ mod tests {
 
     /// Slices of one device each.
     fn wanted(devices: &[&Device]) -> Wanted {
-        let slices = devices.iter().map(|device| vec![(*device).clone()]).collect();
+        let of = |device: &&Device| SliceContents { devices: vec![(*device).clone()], counters: Vec::new() };
+        let slices = devices.iter().map(of).collect();
         Wanted { slices, moving: BTreeSet::new() }
     }
 
@@ -464,17 +504,37 @@ mod tests {
     }
 
     #[test]
-    fn quantities_are_written_as_the_api_server_writes_them() {
-        for (mib, text) in [(81_559, "81559Mi"), (81_920, "80Gi"), (1024 * 1024, "1Ti"), (1, "1Mi"), (0, "0")]
-        {
-            assert_eq!(mebibytes(mib), text);
-        }
-    }
-
-    #[test]
     fn the_names_of_slices_sort_by_their_index_and_fit() {
         assert_eq!(slice_name(7, "gpu.nvidia.com", "n1"), "00007-gpu.nvidia.com-n1");
         let long = slice_name(0, "gpu.nvidia.com", &"n.".repeat(126));
         assert!(long.len() <= NAME_BYTES_MAX && !long.ends_with('.'));
+    }
+
+    #[test]
+    fn a_scheduler_is_given_shares_if_it_counts_them_and_an_hour_after_an_upgrade() {
+        let now = Instant::now();
+        let mut scheduler = Scheduler::default();
+        assert!(scheduler.why_no_shares(now).unwrap().contains("does not show its version"));
+        for (version, is_new) in [
+            ("v1.36.1", false),
+            ("v1.36.2", true),
+            ("v1.36.2-gke.1", true),
+            ("v1.37.0-alpha.1+5a", true),
+            ("v2", false),
+            ("", false),
+        ] {
+            let mut scheduler = Scheduler::default();
+            scheduler.note(version.to_owned(), now);
+            let why = scheduler.why_no_shares(now);
+            assert_eq!(why.is_none(), is_new, "{version}: {why:?}");
+        }
+        scheduler.note("v1.35.9".to_owned(), now);
+        let later = now + UPGRADE_MAX;
+        scheduler.note("v1.36.2".to_owned(), later);
+        assert!(scheduler.why_no_shares(later).unwrap().contains("less than an hour"));
+        scheduler.note("v1.36.3".to_owned(), later + VERSION_INTERVAL);
+        assert_eq!(scheduler.why_no_shares(later + UPGRADE_MAX), None);
+        scheduler.note("v1.35.9".to_owned(), later + UPGRADE_MAX);
+        assert!(scheduler.why_no_shares(later + UPGRADE_MAX).unwrap().contains("upgrade to 1.36.2"));
     }
 }

@@ -16,7 +16,10 @@ from say import TestError, until
 from scenario import Scenario
 
 DRIVER = "gpu.nvidia.com"
+SHARED_CLASS = f"shared.{DRIVER}"
 GPUS = 3
+#: Of the setup whose GPUs are offered both whole and in four shares.
+SHARED_GPUS = 2
 #: Until the kubelet has called NotifyRegistrationStatus; the watcher of plugins looks once a second.
 REGISTERED_SECONDS = 20
 #: `viaMs` of the setup, two looks at the API server, and the kubelet's status.
@@ -191,16 +194,134 @@ def unchanged_pod(bench: Bench) -> None:
     bench.no_pod_failed()
 
 
-def _claim(bench: Bench, name: str) -> None:
-    devices = {"requests": [{"name": "gpu", "exactly": {"deviceClassName": DRIVER}}]}
+def shares_published(bench: Bench) -> None:
+    """GPUs that are offered both whole and in shares are two devices each, with a counter that keeps the scheduler from
+    allocating both."""
+    _classes(bench)
+    for gpu in sorted(bench.berth.gpus()):
+        bench.berth.cli("gpu", "via", gpu, "dra", "--wait", seconds=3 * CHANGES_SECONDS)
+    devices = until("the shares are published", PUBLISHED_SECONDS, lambda: _of_two_kinds(bench))
+    for device in devices:
+        if len(device["consumesCounters"]) != 1:
+            raise TestError(f"{device['name']} takes {device['consumesCounters']}")
+    if reason := bench.berth.node()["dra"].get("noShares"):
+        raise TestError(f"the API says that no shares are published: {reason}")
+
+
+def shares_run(bench: Bench) -> str:
+    """Five claims without a request of capacity get a share each, four of them of one GPU; each container sees only that GPU."""
+    bench.claim_pods = []
+    begin = time.monotonic()
+    for n in range(5):
+        _claim(bench, f"share-{n}", SHARED_CLASS)
+        pod = _pod(f"share-{n}", f"share-{n}")
+        bench.node.run(pod)
+        bench.claim_pods.append(pod)
+    seen = []
+    for n, pod in enumerate(bench.claim_pods):
+        bench.node.running(pod)
+        pod.started("main")
+        environment = pod.environment("main")
+        got = [gpu for gpu in bench.berth.gpus() if environment.get(cdi_variable(gpu)) == "injected"]
+        shown = bench.berth.claims()[f"share-{n}"]
+        if got != shown["gpus"] or shown["id"] not in environment.values():
+            raise TestError(f"the container has got {got}, and the API shows {shown}")
+        seen += shown["devices"]
+    if len(set(seen)) != 5:
+        raise TestError(f"the claims hold {seen}")
+    return f"running_after_s={time.monotonic() - begin:.1f}"
+
+
+def whole_waits_for_shares(bench: Bench) -> str:
+    """A claim for a whole GPU waits until the shares of one are released, and then no share of that GPU is allocated."""
+    _claim(bench, "whole")
+    whole = _pod("whole", "whole")
+    bench.node.run(whole)
+    time.sleep(3)
+    if _is_allocated(bench, "whole"):
+        raise TestError("a GPU with claims of shares was allocated to another claim whole")
+    claims = bench.berth.claims()
+    by_gpu = {gpu: [n for n in range(5) if claims[f"share-{n}"]["gpus"] == [gpu]] for gpu in bench.berth.gpus()}
+    fewest = min(by_gpu.values(), key=len)
+    begin = time.monotonic()
+    for n in fewest:
+        bench.node.delete(bench.claim_pods[n])
+        bench.node.cluster.kubectl("delete", "resourceclaim", f"share-{n}")
+    bench.node.running(whole)
+    took = time.monotonic() - begin
+    _claim(bench, "late", SHARED_CLASS)
+    late = _pod("late", "late")
+    bench.node.run(late)
+    time.sleep(3)
+    held = bench.berth.claims()
+    # The other GPU has four shares.
+    has_room = 5 - len(fewest) < 4
+    if _is_allocated(bench, "late") != has_room:
+        raise TestError(f"of {held} a further claim was {'not ' if has_room else ''}allocated a share")
+    if has_room and held["late"]["gpus"] == held["whole"]["gpus"]:
+        raise TestError(f"{held['late']} is on the GPU of {held['whole']}")
+    bench.claim_pods = [pod for n, pod in enumerate(bench.claim_pods) if n not in fewest] + [whole, late]
+    for pod in bench.claim_pods:
+        bench.node.delete(pod)
+    bench.node.cluster.kubectl("delete", "resourceclaim", "--all")
+    until("all claims are released", CHANGES_SECONDS, lambda: not bench.berth.claims())
+    return f"running_after_s={took:.1f}"
+
+
+def memory_of_shares(bench: Bench) -> None:
+    """A claim that requests memory gets as many shares as that takes, and no share is allocated twice."""
+    devices = _of_two_kinds(bench)
+    shared = next(device for device in devices if device.get("allowMultipleAllocations"))
+    share = shared["capacity"]["memory"]["requestPolicy"]["default"]
+    mib = int(share.removesuffix("Mi"))
+    for name, memory in (("three-a", 3 * mib), ("three-b", 2 * mib + 1)):
+        _claim(bench, name, SHARED_CLASS, f"{memory}Mi")
+        pod = _pod(name, name)
+        bench.node.run(pod)
+        bench.node.running(pod)
+        if len(bench.berth.claims()[name]["devices"]) != 3:
+            raise TestError(f"the claim for {memory} MiB of shares of {share} holds {bench.berth.claims()[name]}")
+    _claim(bench, "two", SHARED_CLASS, f"{2 * mib}Mi")
+    waits = _pod("two", "two")
+    bench.node.run(waits)
+    time.sleep(3)
+    if _is_allocated(bench, "two"):
+        raise TestError("two shares were allocated, although each GPU had only one left")
+    held = [bench.berth.claims()[name]["gpus"] for name in ("three-a", "three-b")]
+    if held[0] == held[1]:
+        raise TestError(f"six shares of {held[0]} are held")
+
+
+def _is_allocated(bench: Bench, claim: str) -> bool:
+    """Whether the scheduler has allocated devices to it."""
+    shown = bench.node.cluster.get(f"/apis/resource.k8s.io/v1/namespaces/{NAMESPACE}/resourceclaims/{claim}")
+    return "allocation" in shown.get("status", {})
+
+
+def _of_two_kinds(bench: Bench) -> list[dict]:
+    """The devices of the slices: each GPU whole and in shares."""
+    devices = _devices(bench)
+    kinds = sorted(device["attributes"]["type"]["string"] for device in devices)
+    if kinds != ["gpu"] * SHARED_GPUS + ["shared"] * SHARED_GPUS:
+        raise TestError(f"the slices have {kinds}")
+    return devices
+
+
+def _claim(bench: Bench, name: str, device_class: str = DRIVER, memory: str = "") -> None:
+    exactly = {"deviceClassName": device_class}
+    if memory:
+        exactly["capacity"] = {"requests": {"memory": memory}}
+    devices = {"requests": [{"name": "gpu", "exactly": exactly}]}
     _create(bench, "ResourceClaim", {"name": name, "namespace": NAMESPACE}, {"devices": devices})
 
 
 def _classes(bench: Bench) -> None:
-    """That of the chart."""
-    expression = f"device.driver == '{DRIVER}' && device.attributes['{DRIVER}'].type == 'gpu'"
-    spec = {"selectors": [{"cel": {"expression": expression}}], "extendedResourceName": WHOLE}
-    _create(bench, "DeviceClass", {"name": DRIVER}, spec)
+    """Those of the chart for whole GPUs and for shares, unless an earlier setup has created them."""
+    shown = {one["metadata"]["name"] for one in bench.node.cluster.get("/apis/resource.k8s.io/v1/deviceclasses")["items"]}
+    for name, kind, extended in ((DRIVER, "gpu", {"extendedResourceName": WHOLE}), (SHARED_CLASS, "shared", {})):
+        expression = f"device.driver == '{DRIVER}' && device.attributes['{DRIVER}'].type == '{kind}'"
+        if name not in shown:
+            _create(bench, "DeviceClass", {"name": name}, {"selectors": [{"cel": {"expression": expression}}], **extended})
 
 
 def _create(bench: Bench, kind: str, metadata: dict, spec: dict) -> None:
@@ -267,6 +388,18 @@ SCENARIOS = [
             "claims: a pod that requests nvidia.com/gpu runs unchanged by either API": unchanged_pod,
         },
         before=lambda: write_cdi_spec(uuids(GPUS)),
+        cluster=True,
+    ),
+    Scenario(
+        "claims-of-shares",
+        Setup(gpus=SHARED_GPUS, mixed="both", cdi=True, api_server=True, dra=True),
+        {
+            "claims of shares: a GPU is published whole and in shares": shares_published,
+            "claims of shares: each claim gets a share, and its container only that GPU": shares_run,
+            "claims of shares: a GPU is not allocated both whole and in shares": whole_waits_for_shares,
+            "claims of shares: memory is rounded up to shares, and never allocated twice": memory_of_shares,
+        },
+        before=lambda: write_cdi_spec(uuids(SHARED_GPUS)),
         cluster=True,
     ),
 ]

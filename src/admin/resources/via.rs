@@ -12,7 +12,7 @@ use berth_kernel::drain::marks::Author;
 use berth_kernel::ids::names::GpuId;
 use berth_kernel::node::command::Command;
 use berth_kernel::node::revision::Revision;
-use berth_kernel::sharing::publish::why_not_published;
+use berth_kernel::sharing::publish::why_no_claims;
 use berth_kernel::sharing::via::{self, KubeletApi};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -102,7 +102,9 @@ async fn set(
     let expected = etag::expected(request, &tag(via), read)?;
     if via.api != api {
         check_movable(state)?;
-        if let Some(why) = (api == KubeletApi::Dra).then(|| why_not_published(&ledger, &gpu)).flatten() {
+        let no_shares = (state.facts)().dra.and_then(|dra| dra.no_shares);
+        let why_no_claims = || why_no_claims(&ledger, &gpu, no_shares.as_deref());
+        if let Some(why) = (api == KubeletApi::Dra).then(why_no_claims).flatten() {
             let what = format!("GPU {gpu} cannot be granted to claims: {why}");
             return Err(Failure::new(Kind::State, what)
                 .hint("have the policies offer it whole (`berth policy list`), and repeat the order"));

@@ -40,7 +40,9 @@ impl DraChannels {
                 DriverRegistration::Waiting => Some("the kubelet has not called it yet".to_owned()),
                 DriverRegistration::Failed(why) => Some(why.clone()),
             };
-            let SlicesState { generation, devices, moving: _, drops_taints, error } = slices.borrow().clone();
+            let slices = slices.borrow().clone();
+            let SlicesState { generation, devices, moving: _, drops_taints, no_shares, no_counters, error } =
+                slices;
             Dra {
                 driver: driver.clone(),
                 registered: why.is_none(),
@@ -48,6 +50,8 @@ impl DraChannels {
                 generation,
                 devices,
                 drops_taints,
+                no_shares,
+                no_counters,
                 slices_error: error,
             }
         }

@@ -12,6 +12,7 @@ use crate::ids::time::Now;
 use crate::node::ledger::Ledger;
 use crate::sharing::offer::Consumes;
 use crate::sharing::part_state::{Device, PartState};
+use crate::sharing::via::KubeletApi;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -161,6 +162,13 @@ impl Ledger {
     /// Why the guard cannot limit memory on this part at present; `None` if it can.
     #[must_use]
     pub fn why_not_limitable(&self, part: &PartState) -> Option<Arc<str>> {
+        // The guard finds a container's allocation by an annotation, which a claim cannot set.
+        if self.gpu_of(part).is_some_and(|gpu| gpu.via.api == KubeletApi::Dra) {
+            return Some(
+                "the guard does not limit the memory of containers that get a GPU by a claim: have the policies offer the GPU \
+                       whole, or grant it through the device plugin (`berth gpu via`)".into(),
+            );
+        }
         if !part.part.is_whole_gpu() {
             return Some("the driver sets no memory limits on MIG instances".into());
         }
@@ -251,6 +259,7 @@ mod tests {
     use crate::node::rules::Rules;
     use crate::node::test_node::{Node, gpu_id, part, shared};
     use crate::node::tick::next_tick;
+    use crate::sharing::via::Via;
     use std::collections::BTreeSet;
 
     /// When a test's node starts.
@@ -437,6 +446,12 @@ mod tests {
         whole.limit_support.gpus.insert(gpu_id("GPU-0"), None);
         node.decide(&Command::SeeContainers(whole.clone())).unwrap();
         assert_eq!(why(&node, "GPU-0", Some(0)), None);
+        let via = |node: &mut Node, api| {
+            Arc::make_mut(node.ledger.gpus.get_mut(&gpu_id("GPU-0")).unwrap()).via = Via::new(api);
+        };
+        via(&mut node, KubeletApi::Dra);
+        assert!(why(&node, "GPU-0", Some(0)).unwrap().contains("by a claim"));
+        via(&mut node, KubeletApi::DevicePlugin);
         node.decide(&Command::SeeContainers(RuntimeView { is_whole: false, ..whole })).unwrap();
         assert!(why(&node, "GPU-0", Some(0)).is_some(), "the guard is away");
         let _ = node.grant("GPU-0", None, "uid-2", "main");

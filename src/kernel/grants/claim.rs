@@ -1,5 +1,7 @@
 //! ResourceClaims (`resource.k8s.io/v1`) whose devices the kubelet has had prepared.
 
+use std::collections::BTreeMap;
+
 /// Most pods that an allocation of a claim names. A claim can be reserved for 256 (`ResourceClaimStatus.reservedFor`).
 pub const CLAIM_PODS_MAX: usize = 8;
 
@@ -60,6 +62,8 @@ pub struct DeviceResult {
     pub admin_access: bool,
     /// The share of a device that several claims share.
     pub share_id: Option<String>,
+    /// How much it takes of the capacities of such a device: a number, or bytes.
+    pub consumed: BTreeMap<String, u64>,
 }
 
 impl DeviceResult {

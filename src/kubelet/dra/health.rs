@@ -78,7 +78,7 @@ impl Health {
 
 /// A device's health, but for the time.
 fn devices(ledger: &Ledger, pool: &str) -> Vec<v1::DeviceHealth> {
-    let published = publication(ledger, &Versions::default()).devices.into_iter();
+    let published = publication(ledger, &Versions::default()).into_iter();
     published
         .map(|device| {
             let state = ledger.gpus.get(&device.gpu);

@@ -8,7 +8,9 @@
 
 use super::DriverSettings;
 use super::cdi::Specifications;
-use super::claims::{BadClaim, ClaimReader, ClaimedDevice, devices_here, to_prepare};
+use super::claims::{
+    BadClaim, ChosenShares, ClaimReader, ClaimedDevice, devices_here, published_name, to_prepare,
+};
 use crate::connections::Call;
 use berth_core::KernelHandle;
 use berth_core::keeper::{CommandError, Snapshot};
@@ -18,7 +20,6 @@ use berth_kernel::grants::claim::ClaimOfServer;
 use berth_kernel::grants::prepare::allocations_of;
 use berth_kernel::ids::time::Now;
 use berth_kernel::node::refusal::Refusal;
-use berth_kernel::sharing::publish::device_name;
 use berth_observe::counters::Rpc;
 use berth_proto::dra::dra_plugin_server::{DraPlugin, DraPluginServer};
 use berth_proto::dra::{
@@ -63,6 +64,8 @@ pub(super) struct Driver {
     claims: Arc<dyn ClaimReader>,
     specifications: Arc<Specifications>,
     calls: Mutex<BTreeMap<String, Arc<CallsOfClaim>>>,
+    /// The shares that attempts under way have chosen.
+    chosen: Mutex<ChosenShares>,
     /// UIDs of claims whose release could not be recorded.
     unreleased: Mutex<BTreeSet<String>>,
 }
@@ -74,6 +77,18 @@ struct CallsOfClaim {
     turn: tokio::sync::Mutex<()>,
     /// How many unprepares have come.
     unprepares: Mutex<u64>,
+}
+
+/// The shares that an attempt has chosen; others can choose them once it is dropped.
+struct ChosenByAttempt<'d> {
+    driver: &'d Driver,
+    own: ChosenShares,
+}
+
+impl Drop for ChosenByAttempt<'_> {
+    fn drop(&mut self) {
+        self.driver.chosen.lock().retain(|id| !self.own.contains(id));
+    }
 }
 
 /// Why a claim is not prepared.
@@ -157,8 +172,8 @@ impl Driver {
         claims: Arc<dyn ClaimReader>,
         specifications: Arc<Specifications>,
     ) -> Self {
-        let (calls, unreleased) = Default::default();
-        Self { settings, kernel, claims, specifications, calls, unreleased }
+        let (calls, chosen, unreleased) = Default::default();
+        Self { settings, kernel, claims, specifications, calls, chosen, unreleased }
     }
 
     fn calls_of(&self, uid: &str) -> Arc<CallsOfClaim> {
@@ -263,8 +278,7 @@ impl Driver {
         if *calls.unprepares.lock() != unprepares {
             return Err(PrepareError::Voided);
         }
-        let ledger = self.kernel.snapshot();
-        let devices = devices_here(&ledger, &claim, &self.settings.driver, &self.settings.node)?;
+        let (devices, _chosen) = self.choose(&claim)?;
         let prepared = match self.kernel.prepare(to_prepare(&claim, &devices)).await {
             Ok(prepared) => prepared,
             Err(CommandError::Refused(
@@ -277,6 +291,20 @@ impl Driver {
         let written = self.specifications.write(uid, &prepared.snapshot).await;
         written.map_err(PrepareError::Specification)?;
         Ok(self.response(&devices, &prepared.allocations, &prepared.snapshot))
+    }
+
+    /// The devices of a claim. Other attempts choose other shares until the second value is dropped.
+    fn choose(&self, claim: &ClaimOfServer) -> Result<(Vec<ClaimedDevice>, ChosenByAttempt<'_>), BadClaim> {
+        let mut chosen = self.chosen.lock();
+        // Read while `chosen` is locked: what an earlier attempt chose is in this snapshot, or still in `chosen`.
+        let ledger = self.kernel.snapshot();
+        let devices = devices_here(&ledger, claim, &self.settings.driver, &self.settings.node, &chosen)?;
+        let ids = devices
+            .iter()
+            .flat_map(|device| device.ids.iter().map(|id| (device.resource.clone(), id.clone())));
+        let own: ChosenShares = ids.filter(|id| id.1.share.is_some() && !chosen.contains(id)).collect();
+        chosen.extend(own.iter().cloned());
+        Ok((devices, ChosenByAttempt { driver: self, own }))
     }
 
     /// The answer without the API server: that of the claim's live allocations.
@@ -297,13 +325,19 @@ impl Driver {
             let request = allocation.origin.claim().map(|claim| claim.request.clone()).unwrap_or_default();
             let allocation: &Allocation = allocation;
             let ledger = &ledger;
+            // Shares of a part are one device of the slices. Which of them are of which result is not recorded.
+            let mut named = BTreeSet::new();
             allocation.devices.iter().enumerate().filter_map(move |(index, id)| {
-                let part = &ledger.part(&id.part)?.part;
+                let device_name = published_name(ledger, id).filter(|name| named.insert(name.clone()))?;
                 Some(Device {
                     request_names: vec![request.clone()],
                     pool_name: self.settings.node.clone(),
-                    device_name: device_name(part)?,
-                    cdi_device_ids: self.specifications.cdi_ids(allocation, index, part),
+                    device_name,
+                    cdi_device_ids: self.specifications.cdi_ids(
+                        allocation,
+                        index,
+                        &ledger.part(&id.part)?.part,
+                    ),
                     share_id: None,
                 })
             })
@@ -318,15 +352,18 @@ impl Driver {
         ledger: &Snapshot,
     ) -> Vec<Device> {
         let device = |device: &ClaimedDevice| {
-            let part = &ledger.part(&device.id.part)?.part;
+            let first = device.ids.first()?;
+            let part = &ledger.part(&first.part)?.part;
             let is_of_request = |allocation: &&Arc<Allocation>| {
                 let request = allocation.origin.claim().map(|claim| claim.request.as_str());
-                request == Some(device.result.main_request()) && allocation.devices.contains(&device.id)
+                request == Some(device.result.main_request())
+                    && allocation.resource == device.resource
+                    && allocation.devices.contains(first)
             };
             // A device with admin access has no allocation, and so no variables of one.
             let cdi_device_ids = match allocations.iter().find(is_of_request) {
                 Some(allocation) => {
-                    let index = allocation.devices.iter().position(|id| *id == device.id).unwrap_or(0);
+                    let index = allocation.devices.iter().position(|id| id == first).unwrap_or(0);
                     self.specifications.cdi_ids(allocation, index, part)
                 }
                 None => vec![self.specifications.cdi_id_of_part(part)],
@@ -336,7 +373,7 @@ impl Driver {
                 pool_name: device.result.pool.clone(),
                 device_name: device.result.device.clone(),
                 cdi_device_ids,
-                share_id: None,
+                share_id: device.result.share_id.clone(),
             })
         };
         devices.iter().filter_map(device).collect()

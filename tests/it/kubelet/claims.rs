@@ -1,12 +1,13 @@
 //! The DRA driver: its sockets as the kubelet calls them, and claims from their preparation to their release.
 
-use crate::support::gpus::{gpu, gpu_id};
+use crate::support::gpus::{MEMORY_MIB, SHARED, gpu, gpu_id};
 use crate::support::kubelet_node::{KubeletNode, NodeOptions, api_server_shows, cordon};
 use crate::support::wait::SOON;
 use berth_kernel::grants::allocation::{Allocation, EndReason};
 use berth_kernel::grants::claim::{Claim, ClaimOfServer, ClaimPod, DeviceResult};
 use berth_kernel::hardware::device_access::DeviceAccess;
 use berth_kernel::hardware::gpu::{Reading, XID};
+use berth_kernel::ids::names::DeviceId;
 use berth_kernel::node::command::Command;
 use berth_kernel::sharing::via::KubeletApi;
 use berth_kubelet::dra::{ClaimReader, DraDriver, DriverRegistration, DriverSettings, RunningDriver};
@@ -17,10 +18,10 @@ use berth_proto::plugin_registration::registration_client::RegistrationClient;
 use berth_proto::plugin_registration::{InfoRequest, RegistrationStatus};
 use berth_proto::{v1, v1alpha1};
 use futures_util::FutureExt;
-use futures_util::future::BoxFuture;
+use futures_util::future::{BoxFuture, join_all};
 use hyper_util::rt::TokioIo;
 use serde_json::Value;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -70,8 +71,18 @@ impl ClaimNode {
 
     /// `wait_max`: how long a call waits for a holder.
     async fn waiting(wait_max: Duration) -> Self {
+        Self::with(None, wait_max).await
+    }
+
+    /// Each GPU is offered in four shares of 20,389 MiB.
+    async fn shared(wait_max: Duration) -> Self {
+        Self::with(Some("shares=4"), wait_max).await
+    }
+
+    async fn with(policy: Option<&'static str>, wait_max: Duration) -> Self {
         let edits = Edits { strategies: [DeviceListStrategy::CdiCri].into(), ..Edits::default() };
-        let node = NodeOptions { via: KubeletApi::Dra, edits, ..NodeOptions::default() }.unstarted().await;
+        let node = NodeOptions { via: KubeletApi::Dra, edits, policy, ..NodeOptions::default() };
+        let node = node.unstarted().await;
         let access = DeviceAccess { by_cdi: true, ..DeviceAccess::default() };
         node.kernel.execute(Command::SetDeviceAccess(access)).await.unwrap();
         let settings = DriverSettings {
@@ -93,20 +104,37 @@ impl ClaimNode {
     fn claim(&self, name: &str, gpus: &[u32]) -> dra::Claim {
         let result = |(index, gpu): (usize, &u32)| DeviceResult {
             request: format!("request-{index}"),
-            driver: DRIVER.into(),
-            pool: POOL.into(),
-            device: format!("gpu-{gpu}"),
-            admin_access: false,
-            share_id: None,
+            ..result(&format!("gpu-{gpu}"))
         };
+        self.allocated(name, gpus.iter().enumerate().map(result).collect())
+    }
+
+    /// A claim that the scheduler has allocated so much memory of GPUs that claims share: shares, by 20,389 MiB.
+    fn shares(&self, name: &str, gpus: &[(u32, u64)]) -> dra::Claim {
+        let result = |(index, (gpu, shares)): (usize, &(u32, u64))| DeviceResult {
+            share_id: Some(format!("share-{name}-{index}")),
+            consumed: [("memory".to_owned(), shares * (MEMORY_MIB / 4) * 1024 * 1024)].into(),
+            ..result(&format!("gpu-{gpu}-shared"))
+        };
+        self.allocated(name, gpus.iter().enumerate().map(result).collect())
+    }
+
+    fn allocated(&self, name: &str, results: Vec<DeviceResult>) -> dra::Claim {
         let uid = format!("uid-{name}");
         let claim = ClaimOfServer {
             claim: Claim { uid: uid.clone(), namespace: "ns".into(), name: name.into() },
             pods: vec![ClaimPod { uid: format!("pod-of-{name}"), name: format!("pod-{name}") }],
-            results: gpus.iter().enumerate().map(result).collect(),
+            results,
         };
         self.server.claims.lock().unwrap().insert(name.into(), claim);
         dra::Claim { namespace: "ns".into(), uid, name: name.into() }
+    }
+
+    /// The answer for a claim.
+    async fn answer(&self, claim: &dra::Claim) -> dra::NodePrepareResourceResponse {
+        let request = NodePrepareResourcesRequest { claims: vec![claim.clone()] };
+        let answer = self.client.clone().node_prepare_resources(request).await.unwrap().into_inner();
+        answer.claims[&claim.uid].clone()
     }
 
     /// The CDI ids of a claim's devices, or the error.
@@ -136,6 +164,12 @@ impl ClaimNode {
         assert_eq!(answer.claims[&claim.uid].error, "");
     }
 
+    /// The share numbers that a claim holds, by GPU.
+    fn held_shares(&self, claim: &dra::Claim) -> Vec<DeviceId> {
+        let live = self.live().into_iter().filter(|allocation| allocation.is_of_claim(&claim.uid));
+        live.flat_map(|allocation| allocation.devices.clone()).collect()
+    }
+
     fn live(&self) -> Vec<Arc<Allocation>> {
         self.node.kernel.snapshot().live.values().cloned().collect()
     }
@@ -149,6 +183,19 @@ impl ClaimNode {
         self.driver.take().unwrap().stop().await;
         let (driver, client) = started(&self.settings, &self.node, &self.server).await;
         (self.driver, self.client) = (Some(driver), client);
+    }
+}
+
+/// A device that the scheduler has allocated to the request `gpu`.
+fn result(device: &str) -> DeviceResult {
+    DeviceResult {
+        request: "gpu".into(),
+        driver: DRIVER.into(),
+        pool: POOL.into(),
+        device: device.into(),
+        admin_access: false,
+        share_id: None,
+        consumed: BTreeMap::new(),
     }
 }
 
@@ -466,4 +513,90 @@ async fn a_claim_whose_pod_runs_is_not_read_again() {
     // Ten checks for claims that are gone.
     sleep(node.settings.gone_after).await;
     assert_eq!(node.server.reads.load(Ordering::SeqCst), 1, "only the call to prepare it read it");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn claims_get_different_shares_of_a_gpu_until_none_is_free() {
+    let mut node = ClaimNode::shared(Duration::from_millis(200)).await;
+    let claims: Vec<dra::Claim> = (0..4).map(|n| node.shares(&format!("c{n}"), &[(0, 1)])).collect();
+    let answers = join_all(claims.iter().map(|claim| node.prepare(claim))).await;
+    let ids: Vec<Vec<Vec<String>>> = answers.into_iter().collect::<Result<_, _>>().unwrap();
+    for (claim, ids) in claims.iter().zip(&ids) {
+        let own = node.live().into_iter().find(|allocation| allocation.is_of_claim(&claim.uid)).unwrap();
+        assert_eq!(own.resource.as_str(), SHARED);
+        let of_allocation = format!("{DRIVER}/berth={}-0", own.id);
+        assert_eq!(*ids, [[of_allocation, "nvidia.com/gpu=GPU-0".into()]]);
+        assert_eq!(node.prepare(claim).await.as_ref(), Ok(ids), "again");
+    }
+    let held: BTreeSet<DeviceId> = claims.iter().flat_map(|claim| node.held_shares(claim)).collect();
+    assert_eq!(held.len(), 4, "{held:?}");
+    let fifth = node.shares("fifth", &[(0, 1)]);
+    let error = node.prepare(&fifth).await.unwrap_err();
+    assert!(error.contains("holds its GPU"), "{error}");
+    node.settings.wait_max = SOON;
+    node.restart().await;
+    let free = node.held_shares(&claims[2]);
+    let release = async {
+        sleep(Duration::from_millis(100)).await;
+        node.unprepare(&claims[2]).await;
+    };
+    let (prepared, ()) = tokio::join!(node.prepare(&fifth), release);
+    prepared.unwrap();
+    assert_eq!(node.held_shares(&fifth), free);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_claim_gets_as_many_shares_as_its_memory_takes_and_keeps_them() {
+    let node = ClaimNode::shared(Duration::from_millis(200)).await;
+    // Two requests for one GPU and one for another, which the scheduler puts into one claim.
+    let claim = node.shares("big", &[(0, 2), (0, 1), (1, 3)]);
+    let first = node.prepare(&claim).await.unwrap();
+    assert_eq!(first.len(), 3, "an answer for each device: {first:?}");
+    assert_ne!(first[0][0], first[1][0], "each with its own shares");
+    let held = node.held_shares(&claim);
+    let of = |index: u32| held.iter().filter(|id| id.part == gpu(index)).count();
+    assert_eq!((of(0), of(1)), (3, 3));
+    assert_eq!(node.prepare(&claim).await, Ok(first));
+    assert_eq!(node.held_shares(&claim), held);
+    let devices = node.answer(&claim).await.devices;
+    let shown: Vec<_> =
+        devices.iter().map(|device| (device.device_name.as_str(), device.share_id())).collect();
+    assert_eq!(
+        shown,
+        [("gpu-0-shared", "share-big-0"), ("gpu-0-shared", "share-big-1"), ("gpu-1-shared", "share-big-2")]
+    );
+    // What is left of GPU 0 is one share.
+    let error = node.prepare(&node.shares("two", &[(0, 2)])).await.unwrap_err();
+    assert!(error.contains("holds its GPU"), "{error}");
+    node.prepare(&node.shares("one", &[(0, 1)])).await.unwrap();
+    let error = node.prepare(&node.shares("five", &[(2, 5)])).await.unwrap_err();
+    assert!(error.contains("5 shares of the device gpu-2-shared, which has 4 now"), "{error}");
+    let unread = DeviceResult {
+        consumed: [("memory".to_owned(), u64::MAX)].into(),
+        share_id: Some("s".into()),
+        ..result("gpu-2-shared")
+    };
+    let error = node.prepare(&node.allocated("unread", vec![unread])).await.unwrap_err();
+    assert!(error.contains("which has 4 now"), "{error}");
+    // Without the API server the record names the device once for all shares of a request.
+    node.server.is_away.store(true, Ordering::SeqCst);
+    let names: Vec<String> =
+        node.answer(&claim).await.devices.into_iter().map(|device| device.device_name).collect();
+    assert_eq!(names, ["gpu-0-shared", "gpu-1-shared"]);
+}
+
+/// An offer that shrinks takes nothing from who holds it, and a claim for what is gone is refused with a reason.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_claim_keeps_shares_that_are_offered_no_more() {
+    let node = ClaimNode::shared(Duration::from_millis(200)).await;
+    let claim = node.shares("kept", &[(0, 2)]);
+    let first = node.prepare(&claim).await.unwrap();
+    node.node.activate("whole").await;
+    assert_eq!(node.prepare(&claim).await, Ok(first));
+    let error = node.prepare(&node.shares("late", &[(1, 1)])).await.unwrap_err();
+    assert!(error.contains("publishes no device gpu-1-shared"), "{error}");
+    let error = node.prepare(&node.claim("whole", &[0])).await.unwrap_err();
+    assert!(error.contains("holds its GPU"), "{error}");
+    node.unprepare(&claim).await;
+    node.prepare(&node.claim("whole", &[0])).await.unwrap();
 }

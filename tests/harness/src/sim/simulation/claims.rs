@@ -8,11 +8,12 @@ use berth_kernel::drain::marks::Author;
 use berth_kernel::grants::claim::{Claim, ClaimPod};
 use berth_kernel::grants::prepare::{ClaimToPrepare, RequestToPrepare};
 use berth_kernel::hardware::device_access::DeviceAccess;
-use berth_kernel::ids::names::{DeviceId, GpuId};
+use berth_kernel::ids::names::{DeviceId, GpuId, Resource};
 use berth_kernel::node::command::{Command, StackAnswer};
+use berth_kernel::node::ledger::Ledger;
 use berth_kernel::node::refusal::Refusal;
 use berth_kernel::policy::hooks::{AdmitRequest, Hook};
-use berth_kernel::sharing::publish::{Versions, publication};
+use berth_kernel::sharing::publish::{Capacity, PublishedDevice, Versions, publication};
 use berth_kernel::sharing::via::KubeletApi;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -41,25 +42,38 @@ impl Claims {
     }
 }
 
+/// The whole part, or each of its shares.
+fn ids(ledger: &Ledger, device: &PublishedDevice) -> Vec<DeviceId> {
+    let is_shared = matches!(device.capacity, Capacity::Shared(_));
+    let devices = ledger.part(&device.part).into_iter().flat_map(|part| part.devices.keys());
+    let own =
+        devices.filter(|(resource, share)| *resource == device.resource && share.is_some() == is_shared);
+    own.map(|(_, share)| DeviceId { part: device.part.clone(), share: *share }).collect()
+}
+
 impl World {
     /// A scheduler allocates published devices to a new claim, one a request, and the kubelet has it prepared. `contested`:
     /// the devices may have a taint, or be those of another claim, as with two schedulers or one that reads old slices.
     pub(crate) fn start_claim(&mut self, count: u32, pick: u32, contested: bool, stale: bool) {
         let allocated = self.claims.allocated.values().flat_map(|claim| &claim.requests);
         let taken: BTreeSet<&DeviceId> = allocated.flat_map(|request| &request.devices.devices).collect();
-        let mut devices = publication(self.ledger(), &Versions::default()).devices;
-        devices.retain(|one| contested || (one.taints.is_empty() && !taken.contains(&one.device)));
+        let published = publication(self.ledger(), &Versions::default());
+        let usable = published.into_iter().filter(|one| contested || one.taints.is_empty());
+        let mut devices: Vec<(Resource, DeviceId)> = usable
+            .flat_map(|one| ids(self.ledger(), &one).into_iter().map(move |id| (one.resource.clone(), id)))
+            .collect();
+        devices.retain(|(_, id)| contested || !taken.contains(id));
         if devices.len() < count as usize {
             return;
         }
         let at = pick as usize % devices.len();
         devices.rotate_left(at);
-        let requests =
-            devices.into_iter().take(count as usize).enumerate().map(|(n, one)| RequestToPrepare {
-                name: format!("request-{n}"),
-                devices: AdmitRequest { resource: one.resource, devices: vec![one.device], claim: None },
-                answer: StackAnswer::NotCalled,
-            });
+        let chosen = devices.into_iter().take(count as usize).enumerate();
+        let requests = chosen.map(|(n, (resource, id))| RequestToPrepare {
+            name: format!("request-{n}"),
+            devices: AdmitRequest { resource, devices: vec![id], claim: None },
+            answer: StackAnswer::NotCalled,
+        });
         let number = self.claims.next;
         self.claims.next += 1;
         let uid = format!("claim-{number}");

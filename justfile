@@ -85,6 +85,11 @@ bench-peer *ARGS:
     cargo build --release --locked -p berth -p harness -p fake-nvml
     python3 tests/compat/peer.py {{ARGS}}
 
+# Berth's DRA driver at a real API server: prepare, bursts, slices, memory; `--nvidia PLUGIN`, `--glance`; needs root and Go
+bench-dra *ARGS:
+    cargo build --release --locked -p berth -p harness -p fake-nvml
+    python3 tests/e2e/bench_dra.py {{ARGS}}
+
 # On a machine with a GPU, without a kubelet: a verdict and figures in ten minutes (docs/gpu.md); builds only where cargo is
 gpu *ARGS:
     if command -v cargo >/dev/null; then cargo build --release --locked -p berth -p gpu-check; fi
@@ -94,6 +99,11 @@ gpu *ARGS:
 e2e *ARGS:
     cargo build --release --locked -p berth -p fake-nvml
     python3 tests/e2e/run.py {{ARGS}}
+
+# NVIDIA's own tests of its DRA driver, against Berth's; CHECKOUT is one of kubernetes-sigs/dra-driver-nvidia-gpu; needs root
+e2e-nvidia-dra CHECKOUT *ARGS:
+    cargo build --release --locked -p berth -p fake-nvml
+    python3 tests/e2e/nvidia_dra.py --source {{CHECKOUT}} {{ARGS}}
 
 # NVIDIA's device plugin and Berth under the same configurations: device lists and Allocate answers; builds the plugin, needs root
 compat *ARGS:

@@ -5,6 +5,7 @@
 #![allow(clippy::print_stdout)]
 
 pub mod bench;
+pub mod bench_dra;
 pub mod bench_peer;
 pub mod flood_admin;
 pub mod fuzz;

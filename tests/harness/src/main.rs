@@ -7,7 +7,7 @@
 mod crash;
 
 use clap::Parser;
-use harness::{bench, bench_peer, flood_admin, hostile, load_admin, same_answers, sim, soak};
+use harness::{bench, bench_dra, bench_peer, flood_admin, hostile, load_admin, same_answers, sim, soak};
 use std::process::ExitCode;
 
 /// Tries to break Berth, or measures it
@@ -15,6 +15,7 @@ use std::process::ExitCode;
 #[command(name = "harness")]
 enum Args {
     Bench(bench::Args),
+    BenchDra(bench_dra::Args),
     BenchPeer(bench_peer::Args),
     #[command(subcommand)]
     Crash(crash::Args),
@@ -33,6 +34,7 @@ fn main() -> ExitCode {
     }
     let outcome = match &Args::parse() {
         Args::Bench(args) => bench::run(args),
+        Args::BenchDra(args) => bench_dra::run(args),
         Args::BenchPeer(args) => bench_peer::run(args),
         Args::Crash(args) => crash::run(args),
         Args::FloodAdmin(args) => flood_admin::run(args),

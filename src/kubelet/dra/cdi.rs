@@ -29,6 +29,9 @@ const CDI_VERSION: &str = "0.5.0";
 const CLASS: &str = "berth";
 /// The interval of checks besides those after events of the folder.
 const CHECK_INTERVAL: Duration = Duration::from_secs(30);
+/// The wait before a check, so that many changes at once cause one. The specification of a claim is written by the call that
+/// prepares it, which a check at the same time would delay.
+const BURST_WINDOW: Duration = Duration::from_millis(200);
 /// The wait after a failure.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 /// The interval where the folder's events cannot be received.
@@ -211,6 +214,7 @@ impl Specifications {
                 () = folder_changed => true,
                 () = sleep(interval) => true,
             };
+            sleep(BURST_WINDOW).await;
         }
     }
 }

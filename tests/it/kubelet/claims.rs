@@ -578,6 +578,13 @@ async fn a_claim_gets_as_many_shares_as_its_memory_takes_and_keeps_them() {
     };
     let error = node.prepare(&node.allocated("unread", vec![unread])).await.unwrap_err();
     assert!(error.contains("which has 4 now"), "{error}");
+    let counted = DeviceResult {
+        consumed: [("shares".to_owned(), 2)].into(),
+        share_id: Some("s".into()),
+        ..result("gpu-2-shared")
+    };
+    let error = node.prepare(&node.allocated("counted", vec![counted])).await.unwrap_err();
+    assert!(error.contains("another capacity than the device gpu-2-shared has now"), "{error}");
     // Without the API server the record names the device once for all shares of a request.
     node.server.is_away.store(true, Ordering::SeqCst);
     let names: Vec<String> =
@@ -585,12 +592,17 @@ async fn a_claim_gets_as_many_shares_as_its_memory_takes_and_keeps_them() {
     assert_eq!(names, ["gpu-0-shared", "gpu-1-shared"]);
 }
 
-/// An offer that shrinks takes nothing from who holds it, and a claim for what is gone is refused with a reason.
+/// A changed offer takes nothing from a claim that holds a share, and a claim for what is gone is refused with a reason.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn a_claim_keeps_shares_that_are_offered_no_more() {
+async fn a_claim_keeps_shares_whose_size_changes_or_that_are_offered_no_more() {
     let node = ClaimNode::shared(Duration::from_millis(200)).await;
     let claim = node.shares("kept", &[(0, 2)]);
     let first = node.prepare(&claim).await.unwrap();
+    let held = node.held_shares(&claim);
+    // By the new size its memory would be four shares.
+    node.node.activate("shares=8").await;
+    assert_eq!(node.prepare(&claim).await.as_ref(), Ok(&first));
+    assert_eq!(node.held_shares(&claim), held);
     node.node.activate("whole").await;
     assert_eq!(node.prepare(&claim).await, Ok(first));
     let error = node.prepare(&node.shares("late", &[(1, 1)])).await.unwrap_err();

@@ -74,10 +74,11 @@ pub(super) async fn keep(settings: &Settings, client: Client, kernel: &KernelHan
                 if snapshots.changed().await.is_err() {
                     return pending().await;
                 }
+                // A burst of changes is one comparison, which builds all devices, and one write.
+                sleep(settings.batch_window).await;
                 snapshots.mark_unchanged();
                 if publisher.wanted(kernel) != wanted {
-                    // A burst of changes is one write.
-                    return sleep(settings.batch_window).await;
+                    return;
                 }
             }
         };

@@ -26,7 +26,7 @@ pub(crate) struct SliceContents {
 
 /// Fields that an API server drops without an error if their feature gate is off.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Gated {
+pub(crate) struct GatedFields {
     /// Taints of devices: `DRADeviceTaints`.
     pub(crate) taints: bool,
     /// Devices that several claims share: `DRAConsumableCapacity`.
@@ -35,7 +35,7 @@ pub(crate) struct Gated {
     pub(crate) counters: bool,
 }
 
-impl Gated {
+impl GatedFields {
     /// The fields that a slice has.
     pub(crate) fn of(spec: &ResourceSliceSpec) -> Self {
         let devices = || spec.devices.iter().flatten();
@@ -73,20 +73,25 @@ impl Gated {
 
     /// Why shares are left out if these fields are dropped; `None` if they are not.
     pub(crate) fn why_no_shares(self) -> Option<String> {
-        let why = "the API server drops `allowMultipleAllocations`: enable the feature gate DRAConsumableCapacity, and restart Berth";
+        let why = "the API server drops `allowMultipleAllocations`: enable the feature gate DRAConsumableCapacity, and \
+                   restart Berth";
         self.shares.then(|| why.to_owned())
     }
 
     /// The same of the shares of GPUs that are also offered whole.
     pub(crate) fn why_no_counters(self) -> Option<String> {
-        let why = "the API server drops counters, so GPUs that are offered both whole and in shares are published whole only: enable \
-             the feature gate DRAPartitionableDevices, and restart Berth";
+        let why = "the API server drops counters, so GPUs that are offered both whole and in shares are published whole \
+                   only: enable the feature gate DRAPartitionableDevices, and restart Berth";
         self.counters.then(|| why.to_owned())
     }
 }
 
 /// The contents of the slices that publish these devices, with the fields that can be used. There is at least one slice.
-pub(crate) fn contents(published: &[PublishedDevice], usable: Gated, driver: &str) -> Vec<SliceContents> {
+pub(crate) fn contents(
+    published: &[PublishedDevice],
+    usable: GatedFields,
+    driver: &str,
+) -> Vec<SliceContents> {
     let can_count = usable.shares && usable.counters;
     // The scheduler would allocate a device whose taint was dropped, and a GPU both whole and in shares without a counter.
     let is_shown = |device: &&PublishedDevice| {
@@ -187,7 +192,7 @@ mod tests {
     use super::*;
     use berth_kernel::ids::names::{GpuId, PartId, Resource};
 
-    const ALL: Gated = Gated { taints: true, shares: true, counters: true };
+    const ALL: GatedFields = GatedFields { taints: true, shares: true, counters: true };
 
     fn device(name: &str, capacity: Capacity, counter: Option<&str>) -> PublishedDevice {
         PublishedDevice {
@@ -252,29 +257,32 @@ mod tests {
         devices.push(device("gpu-1-shared", Capacity::Shared(Shares { count: 2, memory_mib: 0 }), None));
         devices[2].taints.push(Taint::Cordoned);
         let before = devices.clone();
-        let shown = |usable: Gated| contents(&before, usable, "d");
+        let shown = |usable: GatedFields| contents(&before, usable, "d");
         assert_eq!(names(&shown(ALL)), ["gpu-0", "gpu-0-shared", "gpu-1-shared"]);
-        let slices = shown(Gated { counters: false, ..ALL });
+        let slices = shown(GatedFields { counters: false, ..ALL });
         assert_eq!(names(&slices), ["gpu-0", "gpu-1-shared"]);
         assert!(slices.iter().all(|slice| slice.counters.is_empty()));
         assert_eq!(slices[0].devices[0].consumes_counters, None);
-        let slices = shown(Gated { shares: false, ..ALL });
+        let slices = shown(GatedFields { shares: false, ..ALL });
         assert_eq!((names(&slices), slices[0].counters.len()), (vec!["gpu-0"], 0));
-        assert_eq!(names(&shown(Gated { taints: false, ..ALL })), ["gpu-0", "gpu-0-shared"]);
+        assert_eq!(names(&shown(GatedFields { taints: false, ..ALL })), ["gpu-0", "gpu-0-shared"]);
         devices[0].is_other_held = true;
-        assert_eq!(names(&contents(&devices, Gated { shares: false, ..ALL }, "d")), [""; 0]);
+        assert_eq!(names(&contents(&devices, GatedFields { shares: false, ..ALL }, "d")), [""; 0]);
         assert_eq!(contents(&[], ALL, "d"), [SliceContents::default()]);
     }
 
     #[test]
     fn what_was_sent_and_not_kept_is_noted() {
-        let mut dropped = Gated::default();
-        dropped.note(Gated { counters: true, ..Gated::default() }, Gated::default());
-        dropped.note(Gated { taints: true, ..Gated::default() }, Gated { taints: true, ..Gated::default() });
-        assert_eq!(dropped, Gated { counters: true, ..Gated::default() });
+        let mut dropped = GatedFields::default();
+        dropped.note(GatedFields { counters: true, ..GatedFields::default() }, GatedFields::default());
+        dropped.note(
+            GatedFields { taints: true, ..GatedFields::default() },
+            GatedFields { taints: true, ..GatedFields::default() },
+        );
+        assert_eq!(dropped, GatedFields { counters: true, ..GatedFields::default() });
         assert_eq!(dropped.why_no_shares(), None);
         assert!(dropped.why_no_counters().unwrap().contains("published whole only"));
-        dropped.note(ALL, Gated::default());
+        dropped.note(ALL, GatedFields::default());
         assert_eq!(dropped, ALL);
         assert!(dropped.why_no_shares().unwrap().contains("DRAConsumableCapacity"));
     }

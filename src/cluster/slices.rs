@@ -6,7 +6,7 @@
 
 use super::client::{RequestError, request};
 use super::settings::{DraTask, Settings, SlicesState};
-use super::slice_contents::{Gated, SliceContents, contents};
+use super::slice_contents::{GatedFields, SliceContents, contents};
 use super::wait::{Backoff, REFRESH_MEAN, after_loss, jittered, random};
 use berth_core::KernelHandle;
 use berth_kernel::ids::names::GpuId;
@@ -197,7 +197,7 @@ struct Publisher<'s> {
     task: &'s DraTask,
     scheduler: Scheduler,
     /// What the API server has dropped.
-    dropped: Gated,
+    dropped: GatedFields,
 }
 
 impl<'s> Publisher<'s> {
@@ -209,7 +209,7 @@ impl<'s> Publisher<'s> {
             node: &settings.node,
             task,
             scheduler: Scheduler::default(),
-            dropped: Gated::default(),
+            dropped: GatedFields::default(),
         }
     }
 
@@ -278,7 +278,7 @@ impl<'s> Publisher<'s> {
                 };
             }
         };
-        self.dropped.note(Gated::of(&sent.spec), Gated::of(&answered.spec));
+        self.dropped.note(GatedFields::of(&sent.spec), GatedFields::of(&answered.spec));
         Ok(())
     }
 

@@ -18,6 +18,9 @@ from say import Hopeless, TestError, until
 class Node:
     """`with Node(logs) as node:`; leaving it stops everything and cleans the machine, however it is left."""
 
+    #: What `join` starts.
+    control_plane = ControlPlane
+
     def __init__(self, logs: Path, containerd_folder: str = "") -> None:
         self.containerd = Containerd(logs, containerd_folder)
         self.kubelet = Kubelet(logs)
@@ -38,7 +41,7 @@ class Node:
     def join(self, service_accounts: bool = False) -> None:
         """Starts a control plane; the kubelet's next start, by `renew`, is that of a node of it."""
         if self._cluster is None:
-            starting = ControlPlane(self._logs, service_accounts)
+            starting = self.control_plane(self._logs, service_accounts)
             try:
                 starting.start()
             except BaseException:

@@ -47,8 +47,8 @@ _GATE = "DRAExtendedResource=true"
 class ControlPlane(controlplane.ControlPlane):
     """Its API server authenticates at the kubelet, which it finds by the node's name."""
 
-    def __init__(self, logs: Path) -> None:
-        super().__init__(logs)
+    def __init__(self, logs: Path, service_accounts: bool = False) -> None:
+        super().__init__(logs, service_accounts)
         hosts = RUN / "hosts"
         hosts.write_text(f"127.0.0.1 localhost {NODE_NAME}\n", encoding="ascii")
         more = [
@@ -70,21 +70,13 @@ class Kubelet(kubelet.Kubelet):
 
 
 class Node(node.Node):
+    control_plane = ControlPlane
+
     def __init__(self, logs: Path, containerd_folder: str) -> None:
         super().__init__(logs, containerd_folder)
         self.kubelet = Kubelet(logs)
         #: For programs that talk to the cluster.
         self.environment: dict[str, str] = {}
-
-    def join(self, service_accounts: bool = False) -> None:
-        starting = ControlPlane(self._logs)
-        try:
-            starting.start()
-        except BaseException:
-            starting.stop()
-            raise
-        self._cluster = starting
-        self.kubelet.join(starting.kubeconfig)
 
     def prepare(self) -> None:
         """Joins a control plane and gives it what NVIDIA's tests look for."""

@@ -164,10 +164,9 @@ impl Ledger {
     pub fn why_not_limitable(&self, part: &PartState) -> Option<Arc<str>> {
         // The guard finds a container's allocation by an annotation, which a claim cannot set.
         if self.gpu_of(part).is_some_and(|gpu| gpu.via.api == KubeletApi::Dra) {
-            return Some(
-                "the guard does not limit the memory of containers that get a GPU by a claim: have the policies offer the GPU \
-                       whole, or grant it through the device plugin (`berth gpu via`)".into(),
-            );
+            let why = "the guard does not limit the memory of containers that get a GPU by a claim: have the policies offer \
+                       the GPU whole, or grant it through the device plugin (`berth gpu via`)";
+            return Some(why.into());
         }
         if !part.part.is_whole_gpu() {
             return Some("the driver sets no memory limits on MIG instances".into());

@@ -1,5 +1,5 @@
-//! The devices that the scheduler can give to ResourceClaims: GPUs and MIG instances that are granted through DRA, whole or
-//! in shares. The shares of one resource are one device, of which each claim takes some.
+//! The devices that the scheduler can allocate to ResourceClaims: GPUs and MIG instances that are granted through DRA, whole
+//! or in shares. All shares of a part are one device, and each claim takes some of them.
 //!
 //! Names and limits are those of `resource.k8s.io/v1` (kubernetes `api/resource/v1/types.go`), the attributes' names those
 //! of NVIDIA's DRA driver, so that its claims fit.

@@ -105,7 +105,7 @@ impl Choice<'_> {
         // A claim keeps what it holds, also under a resource whose offer has changed since.
         let (resource, ids) = match self.held.get_mut(&key) {
             Some((resource, ids)) if ids.len() > left => {
-                let wanted = wanted_of_held(self.ledger, resource, ids, result);
+                let wanted = held_by_result(self.ledger, resource, ids, result);
                 let count = if left == 0 { ids.len() } else { wanted.clamp(1, ids.len() - left) };
                 (resource.clone(), ids.drain(..count).collect())
             }
@@ -154,7 +154,7 @@ fn key(result: &DeviceResult) -> (String, String) {
 }
 
 /// How many of the devices that a claim holds are of this result, by the size that they had when they were granted.
-fn wanted_of_held(ledger: &Ledger, resource: &Resource, ids: &[DeviceId], result: &DeviceResult) -> usize {
+fn held_by_result(ledger: &Ledger, resource: &Resource, ids: &[DeviceId], result: &DeviceResult) -> usize {
     let first = ids.first().and_then(|id| ledger.part(&id.part)?.device(resource, id.share));
     let memory_mib = match first.map(|device| device.consumes) {
         Some(Consumes::Slice { memory_mib, .. }) => memory_mib,

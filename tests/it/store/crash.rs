@@ -43,12 +43,13 @@ fn another_program_that_fills_the_disk_prevents_no_start() {
         let exe = PathBuf::from(env!("CARGO_BIN_EXE_berth"));
         let program = Program { exe, environment: Vec::new(), named_steps: false, small_disk };
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
-        let folder = PathBuf::from(folder);
-        let tally = runtime
-            .unwrap()
-            .block_on(kill::run(&program, Beside::Claims, &folder, ROUNDS, 3, |_| {}))
-            .unwrap();
-        assert_eq!(tally, Tally { rounds: tally.rounds, ..Tally::default() });
+        let runtime = runtime.unwrap();
+        for (name, beside) in [("guard", Beside::Guard), ("claims", Beside::Claims)] {
+            let folder = PathBuf::from(&folder).join(name);
+            std::fs::create_dir(&folder).unwrap();
+            let tally = runtime.block_on(kill::run(&program, beside, &folder, ROUNDS, 3, |_| {})).unwrap();
+            assert_eq!(tally, Tally { rounds: tally.rounds, ..Tally::default() }, "{name}");
+        }
         return;
     }
     for (name, disk) in [("tmpfs", SmallDisk::Tmpfs), ("ext4", SmallDisk::Ext4)] {

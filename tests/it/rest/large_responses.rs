@@ -152,7 +152,8 @@ fn a_client_that_reads_no_lists_is_refused_further_ones_and_blocks_no_other() {
     // While the system's socket buffers still accept responses to the crowd, a request may succeed again.
     until("a refusal, and another one before anything is read", || {
         let answer = get("reader", list);
-        let is_refused = answer.status != 200;
+        // On a busy machine the request itself may come too slowly (408).
+        let is_refused = answer.status == 503;
         refused = Some(answer);
         is_refused && known("reader") == 503
     });

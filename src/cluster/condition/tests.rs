@@ -19,7 +19,7 @@ fn node(gpus: u32) -> Ledger {
         let part = Part::whole_gpu(id.clone(), index);
         ledger.parts.insert(id.as_part().clone(), Arc::new(PartState::new(part, 0)));
         let now = Now { wall_ms: NEW_YEAR_MS, mono_ms: 0 };
-        ledger.gpus.insert(id, Arc::new(GpuState::new(Health::healthy(now))));
+        ledger.gpus.insert(id, Arc::new(GpuState::new(Health::healthy(now), now)));
     }
     ledger
 }

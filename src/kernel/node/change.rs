@@ -110,6 +110,8 @@ pub enum Change {
     },
     /// A device leaves the list (I10).
     Delisted(DeviceKey),
+    /// The devices of a GPU that is granted through DRA left the device lists.
+    Unlisted(GpuId),
     /// An allocation was granted or adopted.
     Granted(Allocation),
     /// A source showed more fields of a holder.
@@ -207,6 +209,7 @@ impl Change {
             | Self::ProcessesSeen(_)
             | Self::HealthChanged { .. }
             | Self::EmptyChanged { .. }
+            | Self::Unlisted(_)
             | Self::SightingsUpdated { .. }
             | Self::BlockedEndsChanged(_)
             | Self::PodsSeen(_)

@@ -40,13 +40,26 @@ pub struct GpuState {
     pub health: Health,
     /// While it drains: since when no process uses it.
     pub empty: Option<Empty>,
+    /// Since when its devices wait to leave the device lists, monotonic milliseconds: the GPU was found, its `via` changed, or
+    /// an allocation of the device plugin API on it began or ended, whichever was last. `None` after they have left
+    /// ([`unlisting_due`]).
+    ///
+    /// [`unlisting_due`]: crate::sharing::listing::unlisting_due
+    pub unlisting_wait_since_mono_ms: Option<u64>,
 }
 
 impl GpuState {
-    /// An active GPU of this health, granted through the device plugin API.
+    /// An active GPU of this health, granted through the device plugin API, that was found at this time.
     #[must_use]
-    pub fn new(health: Health) -> Self {
-        Self { marks: Marks::default(), via: Via::default(), health, empty: None }
+    pub fn new(health: Health, now: Now) -> Self {
+        let unlisting_wait_since_mono_ms = Some(now.mono_ms);
+        Self {
+            marks: Marks::default(),
+            via: Via::default(),
+            health,
+            empty: None,
+            unlisting_wait_since_mono_ms,
+        }
     }
 
     /// Its drain state.
@@ -362,7 +375,11 @@ impl Ledger {
             Change::ProcessesSeen(table) => self.processes = Arc::clone(table),
             Change::HealthChanged { gpu, health } => self.with_gpu(gpu, |g| g.health = health.clone()),
             Change::MarksChanged { gpu, marks } => self.with_gpu(gpu, |g| g.marks = marks.clone()),
-            Change::ViaChanged { gpu, via } => self.with_gpu(gpu, |g| g.via = via.clone()),
+            Change::ViaChanged { gpu, via } => self.with_gpu(gpu, |g| {
+                g.via = via.clone();
+                g.unlisting_wait_since_mono_ms = Some(at.mono_ms);
+            }),
+            Change::Unlisted(gpu) => self.with_gpu(gpu, |g| g.unlisting_wait_since_mono_ms = None),
             Change::EmptyChanged { gpu, empty } => self.with_gpu(gpu, |g| g.empty = *empty),
             Change::Offered { part, by, lines, ranges, devices } => self.with_part(part, |p| {
                 // Under other resource names the part's idle time starts again.
@@ -420,8 +437,12 @@ impl Ledger {
     }
 
     fn add_part(&mut self, part: &crate::hardware::gpu::Part, at: Now) {
-        let via = Via::new(self.rules.via);
-        let new = || Arc::new(GpuState { via, ..GpuState::new(Health::healthy(at)) });
+        // A GPU that was absent when a claim on it was adopted.
+        let is_claimed =
+            |a: &Arc<Allocation>| a.origin.claim().is_some() && a.devices.iter().any(|id| id.part == part.id);
+        let via = if self.live.values().any(is_claimed) { KubeletApi::Dra } else { self.rules.via };
+        let via = Via::new(via);
+        let new = || Arc::new(GpuState { via, ..GpuState::new(Health::healthy(at), at) });
         self.gpus.entry(part.gpu.clone()).or_insert_with(new);
         match self.parts.get_mut(&part.id) {
             Some(state) => {
@@ -465,8 +486,9 @@ impl Ledger {
         for id in older {
             self.with_live(id, |a| a.overlapped = true);
         }
+        self.list_gpus_of(allocation, at);
         if allocation.id.store == self.store {
-            self.next_number = self.next_number.max(allocation.id.number + 1);
+            self.next_number = self.next_number.max(allocation.id.number.saturating_add(1));
         }
         Arc::make_mut(&mut self.sightings).insert(allocation.id, Sighting::granted(at));
         Arc::make_mut(&mut self.live).insert(allocation.id, Arc::new(allocation.clone()));
@@ -492,8 +514,18 @@ impl Ledger {
                 }
             });
         }
+        self.list_gpus_of(&allocation, at);
         let end = End { reason, wall_ms: at.wall_ms };
         Arc::make_mut(&mut self.ended).push(&allocation, end);
+    }
+
+    /// If the allocation is of the device plugin API, its GPUs are in the device lists, and their wait begins again.
+    fn list_gpus_of(&mut self, allocation: &Allocation, at: Now) {
+        if allocation.origin.api() == KubeletApi::DevicePlugin {
+            for gpu in self.gpus_of(allocation) {
+                self.with_gpu(&gpu, |g| g.unlisting_wait_since_mono_ms = Some(at.mono_ms));
+            }
+        }
     }
 
     /// Takes over the runtime's view, and records which containers this run of the guard has seen.

@@ -278,6 +278,7 @@ fn add_keys(change: &Change, before: &Ledger, next: &Ledger, keys: &mut BTreeSet
         | Change::EvictionsUpdated(_)
         | Change::DeviceAccessChanged(_)
         | Change::RulesChanged(_)
+        | Change::Unlisted(_)
         | Change::BreakerChanged { .. } => {}
     }
 }

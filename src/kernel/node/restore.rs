@@ -105,7 +105,7 @@ fn restore_part(ledger: &mut Ledger, record: PartRecord, now: Now) {
     // Health has its own record. Nothing is granted on the part until a scan finds it.
     let health = Health::healthy(now);
     let gpu = state.part.gpu.clone();
-    ledger.gpus.entry(gpu).or_insert_with(|| Arc::new(GpuState::new(health)));
+    ledger.gpus.entry(gpu).or_insert_with(|| Arc::new(GpuState::new(health, now)));
     ledger.parts.insert(state.part.id.clone(), Arc::new(state));
 }
 
@@ -159,6 +159,7 @@ pub fn carry_over(mut restored: Ledger, old: &Ledger) -> Ledger {
             gpu.empty = before.empty;
             if (gpu.via.api, gpu.via.moving) == (before.via.api, before.via.moving) {
                 gpu.via.since_mono_ms = before.via.since_mono_ms;
+                gpu.unlisting_wait_since_mono_ms = before.unlisting_wait_since_mono_ms;
             }
         }
     }

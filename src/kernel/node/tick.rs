@@ -7,6 +7,7 @@ use crate::ids::time::{Now, Timing};
 use crate::node::change::Change;
 use crate::node::ledger::Ledger;
 use crate::sharing::breaker;
+use crate::sharing::listing::unlisting_due;
 use crate::sharing::part_state::PartState;
 use crate::sharing::reoffer::delisting_due;
 use std::sync::Arc;
@@ -25,6 +26,8 @@ pub(crate) fn changes(ledger: &Ledger, now: Now) -> Vec<Change> {
         let due = part.devices.iter().filter(|(_, device)| is_due(delisting_due(device, timing)));
         changes.extend(due.map(|((resource, share), _)| Change::Delisted(part.key(resource, *share))));
     }
+    let unlisted = ledger.gpus.iter().filter(|(gpu, state)| is_due(unlisting_due(ledger, gpu, state)));
+    changes.extend(unlisted.map(|(gpu, _)| Change::Unlisted(gpu.clone())));
     let gone = ledger.parts.iter().filter(|(_, part)| is_due(forgetting_due(ledger, part, timing)));
     changes.extend(gone.map(|(id, _)| Change::PartForgotten(id.clone())));
     changes.extend(update_drains(ledger, now));
@@ -49,10 +52,11 @@ pub fn next_tick(ledger: &Ledger, now: Now) -> Option<u64> {
     let present = ledger.parts.values().filter(|part| part.present);
     let devices = present.flat_map(|part| part.devices.values());
     let delistings = devices.filter_map(|device| delisting_due(device, timing));
+    let unlistings = ledger.gpus.iter().filter_map(|(gpu, state)| unlisting_due(ledger, gpu, state));
     let gone = ledger.parts.values().filter_map(|part| forgetting_due(ledger, part, timing));
     let others = is_due_now.then_some(now.mono_ms).into_iter().chain(next_drain_update(ledger, now));
     let others = others.chain(limits::next_expiry(ledger));
-    breakers.chain(delistings).chain(gone).chain(others).min()
+    breakers.chain(delistings).chain(unlistings).chain(gone).chain(others).min()
 }
 
 /// When a part that will not come back under its id is forgotten, monotonic milliseconds: a MIG instance that was

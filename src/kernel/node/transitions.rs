@@ -20,6 +20,7 @@ use crate::grants::allocation::Allocation;
 use crate::grants::contested::{Contested, contested};
 use crate::hardware::health::{Health, HealthState};
 use crate::ids::names::{GpuId, PartId, Resource};
+use crate::ids::time::Now;
 use crate::node::ledger::{GpuState, Ledger};
 use crate::policy::stack::Stack;
 use crate::policy::version::PolicyVersion;
@@ -310,7 +311,7 @@ fn gpu_transitions(old: &Ledger, new: &Ledger) -> Vec<Transition> {
             continue;
         }
         let health = Health { state: HealthState::Healthy, reason: String::new(), ..state.health.clone() };
-        let fresh = GpuState { via: state.via.clone(), ..GpuState::new(health) };
+        let fresh = GpuState { via: state.via.clone(), ..GpuState::new(health, Now::default()) };
         let before = before.map_or(&fresh, AsRef::as_ref);
         if (before.health.state, &before.health.reason) != (state.health.state, &state.health.reason) {
             let (before, now) = (before.health.clone(), state.health.clone());

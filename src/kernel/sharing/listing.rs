@@ -1,12 +1,14 @@
 //! The device list of one resource for the kubelet (I3).
 
 use crate::grants::allocation::GrantOrigin;
-use crate::ids::names::{DeviceId, PartId, Resource};
-use crate::node::ledger::Ledger;
+use crate::ids::names::{DeviceId, GpuId, PartId, Resource};
+use crate::node::ledger::{GpuState, Ledger};
 use crate::sharing::breaker::Phase;
 use crate::sharing::offer::Consumes;
-use crate::sharing::part_state::Device;
+use crate::sharing::part_state::{Device, PartState};
+use crate::sharing::via::KubeletApi;
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 /// One device of the list.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,7 +38,10 @@ pub fn listing(ledger: &Ledger, resource: &Resource) -> Vec<ListedDevice> {
     // Parts with a free device in this list. A GPU and its instances are the same hardware, so only
     // the first of them with a free device is listed as free under one resource.
     let mut free_parts: BTreeSet<&PartId> = BTreeSet::new();
-    for part in ledger.parts.values() {
+    let is_listed = |part: &&Arc<PartState>| {
+        ledger.gpu_of(part).is_none_or(|gpu| gpu.unlisting_wait_since_mono_ms.is_some())
+    };
+    for part in ledger.parts.values().filter(is_listed) {
         let promised = ledger.parts_on_same_hardware(part).any(|kin| free_parts.contains(&kin.part.id));
         let taken = ledger.taken(part);
         let mut taken = if promised { taken.plus(Consumes::Whole) } else { taken };
@@ -62,6 +67,22 @@ pub fn listing(ledger: &Ledger, resource: &Resource) -> Vec<ListedDevice> {
         }
     }
     list
+}
+
+/// When the devices of a GPU that is granted through DRA leave the device lists, monotonic milliseconds: after they have been
+/// Unhealthy, and not held through the device plugin API, for as long as a device that is no longer offered (I10). The
+/// kubelet counts Unhealthy devices as capacity of the node, so a node whose GPUs are all granted through DRA would seem to
+/// have broken ones. `None` while they must stay in the lists, and after they have left.
+#[must_use]
+pub fn unlisting_due(ledger: &Ledger, gpu: &GpuId, state: &GpuState) -> Option<u64> {
+    if (state.via.api, state.via.moving) != (KubeletApi::Dra, false) {
+        return None;
+    }
+    let timing = &ledger.rules.timing;
+    let wait_ms = timing.retire_ms.max(timing.allocate_grace_ms);
+    let due = state.unlisting_wait_since_mono_ms?.saturating_add(wait_ms);
+    let held = ledger.allocations_on(ledger.parts_of(gpu)).into_iter();
+    held.map(|allocation| allocation.origin.api()).all(|api| api == KubeletApi::Dra).then_some(due)
 }
 
 /// Whether a container holds a device that the kubelet assigned to it.

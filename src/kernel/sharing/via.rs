@@ -215,8 +215,9 @@ mod tests {
     use crate::node::restore::restore;
     use crate::node::revision::Revision;
     use crate::node::test_node::{Node, gpu_id, part};
+    use crate::node::tick::next_tick;
     use crate::policy::hooks::AdmitRequest;
-    use crate::sharing::listing::free_devices;
+    use crate::sharing::listing::{free_devices, listing};
     use crate::sharing::offer::{Consumes, OfferLine, PartOffer};
 
     /// GPU-0 is offered whole.
@@ -302,6 +303,45 @@ mod tests {
         node.ledger = restore(records(&node.ledger), node.now);
         assert_eq!(state(&node), "toDra");
         assert_eq!(waits_for(&node.ledger, &gpu(), node.now), Some(WaitsFor::Scheduler { left_ms: 30_000 }));
+    }
+
+    fn is_listed_after(node: &mut Node, ms: u64) -> bool {
+        node.now.mono_ms += ms;
+        let due = next_tick(&node.ledger, node.now).filter(|due| *due <= node.now.mono_ms);
+        let changes = node.decide(&Command::Tick).unwrap().changes;
+        assert_eq!(changes.is_empty(), due.is_none(), "{changes:?}");
+        !listing(&node.ledger, &Resource::nvidia_gpu()).is_empty()
+    }
+
+    #[test]
+    fn the_devices_of_a_gpu_leave_the_device_lists_a_minute_after_it_was_moved_to_dra() {
+        let mut node = node();
+        set(&mut node, KubeletApi::Dra);
+        assert!(is_listed_after(&mut node, 120_000), "the move is not finished");
+        finish_move(&mut node).unwrap();
+        assert!(is_listed_after(&mut node, 59_999));
+        assert!(!is_listed_after(&mut node, 1));
+        assert!(!is_listed_after(&mut node, 120_000));
+        set(&mut node, KubeletApi::DevicePlugin);
+        assert!(is_listed_after(&mut node, 120_000), "the GPU is to be moved back");
+        // After a restart the wait begins again, since it is not known yet who holds the GPU.
+        set(&mut node, KubeletApi::Dra);
+        assert!(!is_listed_after(&mut node, 60_000));
+        node.ledger = restore(records(&node.ledger), node.now);
+        assert!(is_listed_after(&mut node, 59_999));
+        assert!(!is_listed_after(&mut node, 1));
+    }
+
+    #[test]
+    fn a_device_that_a_container_holds_through_the_device_plugin_api_stays_listed() {
+        let mut node = node();
+        let holder = allocate(&mut node).unwrap();
+        let via = Via::new(KubeletApi::Dra);
+        node.ledger.with_gpu(&gpu(), |state| state.via = via);
+        assert!(is_listed_after(&mut node, 120_000));
+        node.decide(&Command::End { id: holder, force: true }).unwrap();
+        assert!(is_listed_after(&mut node, 59_999));
+        assert!(!is_listed_after(&mut node, 1));
     }
 
     #[test]

@@ -148,7 +148,7 @@ fn a_gpu_that_is_unhealthy_when_it_is_found_changes_its_health() {
     node.step();
     let health =
         Health { state: HealthState::Unhealthy, reason: "XID 79".into(), ..Health::healthy(node.now) };
-    node.ledger.gpus.insert(gpu(), Arc::new(GpuState::new(health)));
+    node.ledger.gpus.insert(gpu(), Arc::new(GpuState::new(health, node.now)));
     let found = node.step();
     assert!(found.len() == 1 && found[0].is_warning(), "{found:?}");
     assert_eq!(found[0].describe(&node.ledger, GpuName::Index), "GPU 3 is unhealthy: XID 79");
@@ -194,7 +194,8 @@ fn orders_to_move_a_gpu_and_the_move_are_reported() {
     node.ledger.gpus.clear();
     node.step();
     let via = Via::new(KubeletApi::Dra);
-    node.ledger.gpus.insert(gpu(), Arc::new(GpuState { via, ..GpuState::new(Health::healthy(node.now)) }));
+    let fresh = GpuState::new(Health::healthy(node.now), node.now);
+    node.ledger.gpus.insert(gpu(), Arc::new(GpuState { via, ..fresh }));
     assert_eq!(node.step(), []);
 }
 

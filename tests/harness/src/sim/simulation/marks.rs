@@ -5,11 +5,12 @@ use berth_kernel::ids::names::{DeviceId, Resource};
 use berth_kernel::ids::time::Timing;
 use berth_kernel::node::ledger::Ledger;
 use berth_kernel::sharing::listing::listing;
+use berth_kernel::sharing::via::KubeletApi;
 use std::collections::BTreeMap;
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Mark {
-    /// Last time that the list showed it Healthy, or a live allocation named it.
+    /// Last time that the list showed it Healthy, or an allocation of the device plugin API held it.
     busy_ms: u64,
     /// Last time that an Allocate naming it was answered with success.
     named_ms: Option<u64>,
@@ -32,7 +33,10 @@ impl Marks {
         let mut still = BTreeMap::new();
         for resource in ledger.resources() {
             for listed in listing(ledger, &resource) {
-                let held = ledger.device(&resource, &listed.id).is_some_and(|d| d.held());
+                let holders = ledger.holders_of(&resource, &listed.id).iter();
+                let mut apis = holders.filter_map(|id| ledger.live.get(id)).map(|holder| holder.origin.api());
+                // The kubelet knows nothing of what a claim holds.
+                let held = apis.any(|api| api == KubeletApi::DevicePlugin);
                 let key = (resource.clone(), listed.id);
                 // What was never seen before becomes known as unhealthy from now on.
                 let mut mark = self.0.remove(&key).unwrap_or(Mark { busy_ms: true_ms, named_ms: None });

@@ -20,6 +20,7 @@ mod quantity;
 mod reviews;
 mod settings;
 mod slice_contents;
+mod slice_order;
 mod slices;
 mod wait;
 

@@ -104,6 +104,7 @@ pub(crate) fn contents(
     };
     let shown = || published.iter().filter(is_shown);
     let mut counters: Vec<&str> = shown().filter_map(|device| device.counter.as_deref()).collect();
+    counters.sort_unstable();
     counters.dedup();
     counters.retain(|_| can_count);
     let counters: Vec<CounterSet> = counters

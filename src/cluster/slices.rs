@@ -7,6 +7,7 @@
 use super::client::{RequestError, request};
 use super::settings::{DraTask, Settings, SlicesState};
 use super::slice_contents::{GatedFields, SliceContents, contents};
+use super::slice_order::SliceOrder;
 use super::wait::{Backoff, REFRESH_MEAN, after_loss, jittered, random};
 use berth_core::KernelHandle;
 use berth_kernel::ids::names::GpuId;
@@ -22,7 +23,8 @@ use kube::{Api, Client};
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::pending;
 use std::time::Duration;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::sync::Mutex;
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 /// The label of everything that this program creates.
 const MANAGED_BY: (&str, &str) = ("app.kubernetes.io/managed-by", "berth");
@@ -46,7 +48,8 @@ pub(super) async fn keep(settings: &Settings, client: Client, kernel: &KernelHan
         }
         snapshots.mark_unchanged();
         let read = publisher.scheduler.read(&publisher.client).await;
-        let wanted = publisher.wanted(kernel);
+        publisher.order.lock().await.evaluate(kernel).await;
+        let wanted = publisher.wanted(kernel).await;
         let published = match read {
             Ok(()) => publisher.publish(&wanted).await,
             Err(error) => Err(error),
@@ -71,13 +74,19 @@ pub(super) async fn keep(settings: &Settings, client: Client, kernel: &KernelHan
         };
         let ledger_changed = async {
             loop {
-                if snapshots.changed().await.is_err() {
+                let order_due = publisher.order.lock().await.due(&snapshots.borrow());
+                let changed = match order_due {
+                    None => snapshots.changed().await,
+                    Some(due) => timeout_at(due, snapshots.changed()).await.unwrap_or(Ok(())),
+                };
+                if changed.is_err() {
                     return pending().await;
                 }
                 // A burst of changes is one comparison, which builds all devices, and one write.
                 sleep(settings.batch_window).await;
                 snapshots.mark_unchanged();
-                if publisher.wanted(kernel) != wanted {
+                publisher.order.lock().await.evaluate(kernel).await;
+                if publisher.wanted(kernel).await != wanted {
                     return;
                 }
             }
@@ -196,6 +205,7 @@ struct Publisher<'s> {
     node: &'s str,
     task: &'s DraTask,
     scheduler: Scheduler,
+    order: Mutex<SliceOrder>,
     /// What the API server has dropped.
     dropped: GatedFields,
 }
@@ -209,6 +219,7 @@ impl<'s> Publisher<'s> {
             node: &settings.node,
             task,
             scheduler: Scheduler::default(),
+            order: Mutex::default(),
             dropped: GatedFields::default(),
         }
     }
@@ -217,7 +228,7 @@ impl<'s> Publisher<'s> {
         format!("spec.nodeName={},spec.driver={}", self.node, self.task.driver)
     }
 
-    fn wanted(&self, kernel: &KernelHandle) -> Wanted {
+    async fn wanted(&self, kernel: &KernelHandle) -> Wanted {
         let versions = kernel.counters().gpus.versions();
         let versions = Versions { driver: versions.driver, cuda: versions.cuda };
         let ledger = kernel.snapshot();
@@ -227,7 +238,9 @@ impl<'s> Publisher<'s> {
         let moving = moving.map(|(gpu, _)| gpu.clone()).collect();
         let mut usable = self.dropped.others();
         usable.shares &= self.scheduler.why_no_shares(Instant::now()).is_none();
-        let slices = contents(&publication(&ledger, &versions), usable, &self.task.driver);
+        let mut devices = publication(&ledger, &versions);
+        self.order.lock().await.sort(&mut devices);
+        let slices = contents(&devices, usable, &self.task.driver);
         Wanted { slices, moving }
     }
 

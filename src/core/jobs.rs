@@ -5,6 +5,7 @@ use crate::stack::Baseline;
 use berth_kernel::grants::allocation::Allocation;
 use berth_kernel::grants::prepare::ClaimToPrepare;
 use berth_kernel::hardware::gpu::Reading;
+use berth_kernel::ids::names::DeviceId;
 use berth_kernel::node::change::Change;
 use berth_kernel::node::command::{Attempt, NewStack};
 use berth_kernel::node::ports::InstallError;
@@ -38,6 +39,11 @@ pub(crate) enum OtherJob {
     Triage(Reading),
     Offer {
         reply: oneshot::Sender<CommandResult>,
+    },
+    /// See [`KernelHandle::order`](crate::KernelHandle::order).
+    Order {
+        request: PlaceRequest,
+        reply: oneshot::Sender<Vec<DeviceId>>,
     },
     Activate {
         stack: NewStack,

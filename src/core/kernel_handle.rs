@@ -5,7 +5,7 @@ use crate::keeper::{Applied, CommandError, Handle, Snapshot};
 use crate::lab::recorder::Recorder;
 use crate::refusals::Refusals;
 use crate::shared::Shared;
-use crate::stack::evaluate::outcome;
+use crate::stack::evaluate::{outcome, prepared_outcome};
 use crate::stack::policy_stats::PolicyStats;
 use crate::stack::{Baseline, CallCounters, EntryStats, OfferNotes, PolicyStatuses};
 use berth_kernel::grants::prepare::ClaimToPrepare;
@@ -20,7 +20,7 @@ use berth_kernel::policy::decider::Decider;
 use berth_kernel::policy::decision::{NewDecision, Outcome, OwnedQuestion};
 use berth_kernel::policy::hooks::{AdmitRequest, Hook, PlaceRequest, Placement};
 use berth_kernel::policy::stack::{Stack, StackEntry};
-use berth_kernel::sharing::placement;
+use berth_kernel::sharing::placement::{self, Ordering};
 use berth_observe::counters::{Counters, DriverVersions};
 use berth_observe::gpu_history::GpuHistory;
 use crossbeam_channel::{Sender, TrySendError};
@@ -34,6 +34,8 @@ use tokio::sync::{oneshot, watch};
 const ANSWER_S_MAX: u64 = 8;
 /// Longest wait for a placement, milliseconds. The kubelet has no timeout and admits no other pod meanwhile.
 const PLACE_MS_MAX: u64 = 1_500;
+/// Longest wait for an order of devices.
+const ORDER_MAX: Duration = Duration::from_secs(1);
 /// Longest wait until the policy thread's inbox has accepted the readings of a scan.
 const SIGNS_WAIT_MAX: Duration = Duration::from_secs(5);
 /// Interval of attempts to submit to an inbox that is full.
@@ -109,11 +111,8 @@ impl KernelHandle {
     /// If the grant is refused or fails. Nothing was granted then, except possibly after
     /// [`CommandError::Late`]: such a grant ends as `neverStarted`.
     pub async fn allocate(&self, request: AdmitRequest, attempt: Attempt) -> Result<Granted, CommandError> {
-        // The policy thread has nothing to do if no policy has the hook, and each thread on the way costs a wake-up.
         let node = self.snapshot();
-        if !node.calls_policies(Hook::Admit)
-            && !self.baseline.get().mps_sockets.contains_key(&request.resource)
-        {
+        if self.needs_no_policy_thread(&node, [&request.resource]) {
             match self.allocate_without_policies(node, &request, attempt).await {
                 Err(CommandError::Refused(Refusal::Moved)) => {}
                 result => return result,
@@ -122,6 +121,18 @@ impl KernelHandle {
         let (reply, answer) = oneshot::channel();
         send(&self.kubelet_jobs, KubeletJob::Allocate { request, attempt, reply })?;
         within(answer).await?
+    }
+
+    /// Whether the policy thread has nothing to do for grants of these resources: no policy has the hook `admit`, and none of
+    /// the resources has MPS. The keeper is then asked directly, since each thread on the way costs a wake-up.
+    fn needs_no_policy_thread<'r>(
+        &self,
+        node: &Snapshot,
+        resources: impl IntoIterator<Item = &'r Resource>,
+    ) -> bool {
+        let baseline = self.baseline.get();
+        !node.calls_policies(Hook::Admit)
+            && !resources.into_iter().any(|resource| baseline.mps_sockets.contains_key(resource))
     }
 
     async fn allocate_without_policies(
@@ -155,9 +166,36 @@ impl KernelHandle {
     /// If a request is refused or fails. Nothing was granted then, except possibly after [`CommandError::Late`]: the
     /// kubelet prepares the claim again, or unprepares it.
     pub async fn prepare(&self, claim: ClaimToPrepare) -> Result<Prepared, CommandError> {
+        let node = self.snapshot();
+        let resources = claim.requests.iter().map(|request| &request.devices.resource);
+        if self.needs_no_policy_thread(&node, resources) {
+            match self.prepare_without_policies(node, &claim).await {
+                Err(CommandError::Refused(Refusal::Moved)) => {}
+                result => return result,
+            }
+        }
         let (reply, answer) = oneshot::channel();
         send(&self.kubelet_jobs, KubeletJob::Prepare { claim, reply })?;
         within(answer).await?
+    }
+
+    async fn prepare_without_policies(
+        &self,
+        node: Snapshot,
+        claim: &ClaimToPrepare,
+    ) -> Result<Prepared, CommandError> {
+        let now = self.now();
+        let command = Command::Prepare { claim: claim.clone(), evaluated: Some(node.generation) };
+        let prepared = match self.execute(command).await {
+            // The policy thread decides, and records what it decided.
+            Err(error @ CommandError::Refused(Refusal::Moved)) => return Err(error),
+            result => result.map(|applied| Prepared::of(applied, &claim.claim.uid)),
+        };
+        for request in &claim.requests {
+            let outcome = prepared_outcome(request, &prepared);
+            self.record(Arc::clone(&node), now, OwnedQuestion::Admit(claim.question(request)), outcome);
+        }
+        prepared
     }
 
     /// Ends the allocations of a claim, if it has any; durable before `Ok`.
@@ -197,6 +235,32 @@ impl KernelHandle {
             self.record(node, self.now(), OwnedQuestion::Place(request), outcome);
         }
         (placement, Decider::Baseline)
+    }
+
+    /// These devices in the order in which the policies or the baseline would choose them. No decision is recorded, since nothing
+    /// is placed. If the policies take longer than [`ORDER_MAX`], the baseline chooses.
+    pub async fn order(&self, resource: &Resource, devices: Vec<DeviceId>) -> Vec<DeviceId> {
+        let node = self.snapshot();
+        let mut ordering = Ordering::new(resource.clone(), devices.clone());
+        if node.calls_policies(Hook::Place) {
+            let by_policies = tokio::time::timeout(ORDER_MAX, async {
+                while let Some(request) = ordering.request() {
+                    let (reply, answer) = oneshot::channel();
+                    send(&self.other_jobs, OtherJob::Order { request: request.clone(), reply }).ok()?;
+                    ordering.add(&answer.await.ok()?);
+                }
+                Some(())
+            });
+            if let Ok(Some(())) = by_policies.await {
+                return ordering.into_devices();
+            }
+            ordering = Ordering::new(resource.clone(), devices);
+        }
+        while let Some(request) = ordering.request() {
+            let chosen = placement::baseline(&node, request).devices;
+            ordering.add(&chosen);
+        }
+        ordering.into_devices()
     }
 
     /// Submits a scan of the GPUs, from a thread that may block.

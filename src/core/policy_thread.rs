@@ -16,7 +16,7 @@ use berth_kernel::grants::prepare::ClaimToPrepare;
 use berth_kernel::hardware::gpu::Reading;
 use berth_kernel::hardware::health::Health;
 use berth_kernel::hardware::judgement::TriagedReading;
-use berth_kernel::ids::names::{Digest, PartId};
+use berth_kernel::ids::names::{DeviceId, Digest, PartId};
 use berth_kernel::ids::time::Now;
 use berth_kernel::node::command::{Activation, Attempt, Command, NewOffers, NewStack};
 use berth_kernel::node::ports::{Clock, PolicyRuntime};
@@ -24,7 +24,7 @@ use berth_kernel::node::refusal::Refusal;
 use berth_kernel::node::revision::Revision;
 use berth_kernel::policy::decider::Decider;
 use berth_kernel::policy::decision::{CallOutcome, CallRecord, NewDecision, Outcome, OwnedQuestion};
-use berth_kernel::policy::hooks::{AdmitRequest, Hook};
+use berth_kernel::policy::hooks::{AdmitRequest, Hook, PlaceRequest};
 use berth_kernel::policy::stack::Stack;
 use berth_kernel::sharing::offer::PartOffer;
 use berth_kernel::sharing::placement;
@@ -205,6 +205,10 @@ impl Worker {
                 let _ = reply.send(self.reoffer().map(|(applied, _)| applied));
                 return true;
             }
+            OtherJob::Order { reply, .. } if reply.is_closed() => {}
+            OtherJob::Order { request, reply } => {
+                let _ = reply.send(self.order(&request));
+            }
             OtherJob::Activate { stack, expected, reply } => {
                 let activated = self.activate(stack, expected);
                 let offered = activated.is_ok();
@@ -340,6 +344,22 @@ impl Worker {
             }
             return prepared;
         }
+    }
+
+    /// As for `place`, but nothing is placed: neither the decision nor a fault is recorded, which would suspend the policy.
+    fn order(&self, request: &PlaceRequest) -> Vec<DeviceId> {
+        let node = self.keeper.snapshot();
+        let evaluation = Evaluation {
+            stack: &node.stack,
+            policies: &*self.policies,
+            node: &node,
+            now: self.clock.now(),
+            faults: &mut self.policy_stats.faults(),
+            baseline: &self.baseline.get(),
+            calls: &mut Vec::new(),
+            time_factor: 1,
+        };
+        evaluation.place(request).0.devices
     }
 
     fn triage(&self, reading: Reading) {

@@ -8,7 +8,7 @@
 //! the fewest held devices first.
 
 use crate::hardware::gpu::{Link, Links, Part, Path};
-use crate::ids::names::{DeviceId, PartId};
+use crate::ids::names::{DeviceId, PartId, Resource};
 use crate::node::ledger::Ledger;
 use crate::policy::hooks::{PlaceRequest, Placement};
 use crate::sharing::part_state::Taken;
@@ -85,6 +85,47 @@ pub fn without_ungrantable(ledger: &Ledger, request: &PlaceRequest) -> PlaceRequ
         if available.len() < from.size { from.clone() } else { PlaceRequest { available, ..from.clone() } }
     };
     retain(&retain(request, &is_grantable), &is_free)
+}
+
+/// Devices in the order in which a scheduler is to take them, which takes the first ones that fit: the best one, then those that
+/// make it the best two, four, eight and so on.
+#[derive(Clone, Debug)]
+pub struct Ordering {
+    request: PlaceRequest,
+}
+
+impl Ordering {
+    /// Begins with no device.
+    #[must_use]
+    pub fn new(resource: Resource, devices: Vec<DeviceId>) -> Self {
+        Self { request: PlaceRequest { resource, available: devices, required: Vec::new(), size: 1 } }
+    }
+
+    /// What is to be placed next; `None` if all devices have their place.
+    #[must_use]
+    pub fn request(&self) -> Option<&PlaceRequest> {
+        (self.request.required.len() < self.request.available.len()).then_some(&self.request)
+    }
+
+    /// Adds the devices of the answer that have no place yet. If there is none, all others are added.
+    pub fn add(&mut self, chosen: &[DeviceId]) {
+        let PlaceRequest { available, required, size, .. } = &mut self.request;
+        let is_new = |id: &&DeviceId| available.contains(id) && !required.contains(id);
+        let mut new: Vec<DeviceId> = chosen.iter().filter(is_new).cloned().collect();
+        if new.is_empty() {
+            new = available.iter().filter(|id| !required.contains(id)).cloned().collect();
+        }
+        new.sort();
+        new.dedup();
+        required.append(&mut new);
+        *size = (2 * required.len()).min(available.len());
+    }
+
+    /// The devices that have their place.
+    #[must_use]
+    pub fn into_devices(self) -> Vec<DeviceId> {
+        self.request.required
+    }
 }
 
 fn spread_shares(ledger: &Ledger, request: &PlaceRequest) -> Vec<DeviceId> {
@@ -284,6 +325,29 @@ mod tests {
         let before = best(&|_| true).unwrap_or(0);
         let after = best(&|s| s.iter().all(|i| !set.contains(i)));
         sum(pairs, set) * UNIT - LEFT_WEIGHT * after.map_or(0, |after| before - after)
+    }
+
+    #[test]
+    fn an_order_begins_with_the_best_one_two_and_four_and_has_every_device_once() {
+        let id = |name: &str| DeviceId::whole(&PartId::parse(&format!("GPU-{name}")).unwrap());
+        let all = || ["a", "b", "c", "d", "e"].map(id).to_vec();
+        let order = |place: &dyn Fn(&PlaceRequest) -> Vec<DeviceId>| {
+            let mut ordering = Ordering::new(Resource::nvidia_gpu(), all());
+            while let Some(request) = ordering.request() {
+                let chosen = place(request);
+                ordering.add(&chosen);
+            }
+            ordering.into_devices().iter().map(|id| id.part.as_str().replace("GPU-", "")).collect::<String>()
+        };
+        let best = |request: &PlaceRequest| {
+            assert!(request.required.iter().all(|id| request.available.contains(id)));
+            ["c", "a", "e", "b", "d"].map(id)[..request.size].to_vec()
+        };
+        assert_eq!(order(&best), "cabed");
+        // A policy that answers too few, or others, ends nothing.
+        assert_eq!(order(&|_| Vec::new()), "abcde");
+        assert_eq!(order(&|_| vec![id("x"), id("d")]), "dabce");
+        assert_eq!(order(&|request| request.required.clone()), "abcde");
     }
 
     proptest! {

@@ -96,6 +96,10 @@ pub struct Status {
     /// allocated to them; absent until a daemon has sent it.
     #[prost(enumeration = "BypassAction", optional, tag = "12")]
     pub bypass_action: ::core::option::Option<i32>,
+    /// The folder whose files the guard takes for grants of claims; empty from
+    /// releases that do not know claims.
+    #[prost(string, tag = "13")]
+    pub claim_grants: ::prost::alloc::string::String,
 }
 /// Whether memory limits can be set on a GPU.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -171,8 +175,8 @@ pub struct LimitReading {
 pub struct Tie {
     #[prost(string, tag = "1")]
     pub allocation: ::prost::alloc::string::String,
-    /// Whether it is the annotation, which only the kubelet can set, and not an
-    /// environment variable.
+    /// Whether it is the annotation of the grant or the mount of a claim, which a
+    /// pod's author cannot set, and not an environment variable.
     #[prost(bool, tag = "2")]
     pub is_annotation: bool,
 }

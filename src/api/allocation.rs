@@ -123,7 +123,7 @@ pub struct AllocationClaim {
 
 impl AllocationClaim {
     fn of(request: &ClaimRequest) -> Self {
-        let ClaimRequest { claim, request, pods } = request;
+        let ClaimRequest { claim, pod_claim_name: _, request, pods } = request;
         Self {
             namespace: claim.namespace.clone(),
             name: claim.name.clone(),

@@ -70,7 +70,7 @@ values! {
         Eviction = "eviction",
         /// The offer of a part of a GPU changed.
         OffersChanged = "offersChanged",
-        /// Devices were granted to a container, or adopted from another plugin.
+        /// Devices were granted to a container, or adopted when the daemon started.
         AllocationGranted = "allocationGranted",
         /// A source showed the holder of an allocation.
         AllocationHolder = "allocationHolder",

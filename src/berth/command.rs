@@ -130,8 +130,8 @@ pub fn guard(
     log: Option<LogFormat>,
 ) -> anyhow::Result<()> {
     exit_on_signals().context("cannot listen for signals")?;
-    let config =
-        Config::load(&ServeArgs { config: config.map(Path::to_owned), log, ..ServeArgs::default() })?;
+    let args = ServeArgs { config: config.map(Path::to_owned), log, is_guard: true, ..ServeArgs::default() };
+    let config = Config::load(&args)?;
     // The guard exports no traces: its calls come from the container runtime, which traces them itself.
     start_log(&config, None)?;
     let settings = berth_guard::Settings { own_namespace, ..config.guard };

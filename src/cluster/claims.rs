@@ -2,7 +2,7 @@
 
 use super::client::{RequestError, request};
 use super::quantity::amount;
-use berth_kernel::grants::claim::{Claim, ClaimOfServer, ClaimPod, DeviceResult};
+use berth_kernel::grants::claim::{Claim, ClaimOfServer, ClaimPod, DeviceResult, is_dns_label};
 use k8s_openapi::api::resource::v1::{DeviceRequestAllocationResult, ResourceClaim};
 use kube::{Api, Client};
 use tokio::sync::watch;
@@ -41,11 +41,18 @@ impl Claims {
     }
 }
 
+/// The annotation of a claim that was made from a template, with its name in the pod's specification
+/// (`resource.k8s.io/v1`: `PodResourceClaimAnnotation`).
+const POD_CLAIM_NAME: &str = "resource.kubernetes.io/pod-claim-name";
+
 fn convert(claim: ResourceClaim) -> ClaimOfServer {
     let status = claim.status.unwrap_or_default();
     let pods = status.reserved_for.unwrap_or_default().into_iter();
     let pods = pods.filter(|consumer| consumer.resource == PODS && consumer.api_group.is_none());
+    let mut annotations = claim.metadata.annotations.unwrap_or_default();
     ClaimOfServer {
+        // Anyone who creates a claim can set it, and it becomes part of a path.
+        pod_claim_name: annotations.remove(POD_CLAIM_NAME).filter(|name| is_dns_label(name)),
         claim: Claim {
             uid: claim.metadata.uid.unwrap_or_default(),
             namespace: claim.metadata.namespace.unwrap_or_default(),
@@ -86,7 +93,8 @@ mod tests {
     #[test]
     fn an_allocated_claim_has_its_devices_and_pods() {
         let claim = json!({
-            "metadata": {"name": "gpu", "namespace": "ml", "uid": "1-2"},
+            "metadata": {"name": "gpu", "namespace": "ml", "uid": "1-2",
+                         "annotations": {"resource.kubernetes.io/pod-claim-name": "a-gpu"}},
             "spec": {},
             "status": {
                 "allocation": {"devices": {"results": [
@@ -103,6 +111,7 @@ mod tests {
         });
         let read = convert(serde_json::from_value(claim).unwrap());
         assert_eq!((read.claim.uid.as_str(), read.claim.namespace.as_str()), ("1-2", "ml"));
+        assert_eq!(read.pod_claim_name.as_deref(), Some("a-gpu"));
         assert_eq!(read.pods, [ClaimPod { uid: "3-4".into(), name: "train".into() }]);
         let results: Vec<_> =
             read.results.iter().map(|result| (result.main_request(), result.admin_access)).collect();
@@ -113,5 +122,7 @@ mod tests {
             (&Some("7-8".into()), &consumed.into())
         );
         assert_eq!(convert(ResourceClaim::default()).results, []);
+        let forged = json!({"metadata": {"annotations": {"resource.kubernetes.io/pod-claim-name": "../../x"}}, "spec": {}});
+        assert_eq!(convert(serde_json::from_value(forged).unwrap()).pod_claim_name, None);
     }
 }

@@ -56,6 +56,10 @@ pub struct ServeArgs {
     /// Whether to use the API server [default: auto: with --kubeconfig or a pod's service account]
     #[arg(long, env = "BERTH_API_SERVER", hide_env = true, value_enum)]
     pub api_server: Option<ApiServerMode>,
+    /// Whether these are the settings of the guard, which needs no API server: that the file enables what needs one is no error
+    /// of its.
+    #[arg(skip)]
+    pub is_guard: bool,
     /// Kubeconfig for the API server, outside a pod; one that runs a program (exec) is refused
     #[arg(long, env = "BERTH_KUBECONFIG", hide_env = true, hide_short_help = true, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,

@@ -91,12 +91,13 @@ pub(super) struct GuardFile {
 }
 
 impl GuardFile {
-    /// `source`: the source of the GPUs, unless it is wrong.
+    /// `source`: the source of the GPUs, unless it is wrong. The folders are [`Settings::device_plugins`] and
+    /// [`Settings::claim_grants`].
     pub(super) fn resolve(
         self,
         source: Option<&GpuSource>,
         enforcement: Enforcement,
-        device_plugins: PathBuf,
+        (device_plugins, claim_grants): (PathBuf, PathBuf),
         checks: &mut Checks,
     ) -> Settings {
         let mut path = |setting, given: Option<PathBuf>, usual| {
@@ -108,6 +109,7 @@ impl GuardFile {
             nri_socket: path("guard.nriSocket", self.nri_socket, usual.nri_socket),
             cgroup_root: path("guard.cgroupRoot", self.cgroup_root, usual.cgroup_root),
             device_plugins,
+            claim_grants,
             own_namespace: usual.own_namespace,
             limits: limits(source, enforcement),
         }
@@ -161,6 +163,17 @@ mod tests {
         }
         let error = FileConfig::parse("enforce: {memory: always}").unwrap_err().to_string();
         assert!(error.contains("`auto`, `require`"), "{error}");
+    }
+
+    /// The daemon of the same file may be given a kubeconfig by `--kubeconfig`.
+    #[test]
+    fn the_guard_needs_no_api_server() {
+        let file = || FileConfig::parse("dra: {enabled: true, driver: gpu.example.com}").unwrap();
+        let args = ServeArgs { is_guard: true, ..ServeArgs::default() };
+        let config = Config::merge(&args, file()).unwrap();
+        let folder = "/var/lib/kubelet/plugins/gpu.example.com/grants";
+        assert_eq!(config.guard.claim_grants.to_str(), Some(folder));
+        assert!(Config::merge(&ServeArgs::default(), file()).is_err());
     }
 
     #[test]

@@ -41,6 +41,7 @@ use berth_kernel::ids::names::Resource;
 use berth_kernel::ids::time::Timing;
 use berth_kernel::node::rules::Rules;
 use berth_kernel::policy::decision::JournalLimit;
+use berth_kubelet::dra::grants_folder;
 use berth_kubelet::{Edits, ReconcileTiming};
 use berth_observe::logs::LogFormat;
 use berth_observe::trace::TracingSettings;
@@ -296,10 +297,12 @@ impl Config {
         );
         let guard = file.guard.take().unwrap_or_default();
         let source = gpus.as_ref().map(|gpus| &gpus.source).ok();
-        let guard = guard.resolve(source, enforcement, kubelet.device_plugins_dir.clone(), &mut checks);
         let api_server = api_server(args.api_server.or(file.api_server), kubeconfig);
         let dra = file.dra.take().unwrap_or_default();
-        let (dra, via) = dra.resolve(api_server != ApiServer::Off, &mut checks);
+        let (dra, via) = dra.resolve(args.is_guard || api_server != ApiServer::Off, &mut checks);
+        let claim_grants = grants_folder(&kubelet.root_dir, &dra.driver);
+        let folders = (kubelet.device_plugins_dir.clone(), claim_grants.clone());
+        let guard = guard.resolve(source, enforcement, folders, &mut checks);
         checks.finish()?;
         let name = node_name(args.node_name.clone().or(file.node_name));
         Ok(Self {
@@ -322,6 +325,7 @@ impl Config {
                 overcommit_percent: percent(overcommit),
                 enforcement,
                 bypass,
+                claim_grants: Some(claim_grants.display().to_string().into()),
                 via,
                 history,
                 trusted_keys,

@@ -197,6 +197,7 @@ impl Config {
             rules: Rules {
                 trusted_keys: self.rules.trusted_keys.clone(),
                 enforcement: self.rules.enforcement,
+                claim_grants: self.rules.claim_grants.clone(),
                 ..new.rules
             },
             reconcile: new.reconcile,
@@ -259,12 +260,14 @@ impl Config {
         let running = &self.containers.edits;
         needs.note(&["containerEdits.nvidiaDriverRoot"], &running.driver_root, &edits.driver_root);
         needs.note(&["containerEdits.nvidiaDevRoot"], &running.dev_root, &edits.dev_root);
-        // The kubelet's folder is that of the daemon, `own_namespace` is a flag, not a key of the file; what the guard limits follows from `enforce` and the source of the GPUs.
+        // The kubelet's folders are those of the daemon. `own_namespace` is a flag and no key of the file. What the guard
+        // limits follows from `enforce` and the source of the GPUs.
         let berth_guard::Settings {
             socket,
             nri_socket,
             cgroup_root,
             device_plugins: _,
+            claim_grants: _,
             own_namespace: _,
             limits: _,
         } = guard;
@@ -275,8 +278,16 @@ impl Config {
         let OfferSettings { resource: _, mig_strategy: _, stack: _ } = offers;
         let HealthSettings { xids: _, scan_interval: _ } = health;
         // The signatures of all known versions are checked with the keys at the start.
-        let Rules { timing: _, overcommit_percent: _, enforcement, bypass: _, via, history: _, trusted_keys } =
-            rules;
+        let Rules {
+            timing: _,
+            overcommit_percent: _,
+            enforcement,
+            bypass: _,
+            claim_grants: _,
+            via,
+            history: _,
+            trusted_keys,
+        } = rules;
         needs.note(&["dra"], &self.rules.via, via);
         // The guard, a process of its own, reads it at its start.
         needs.note(&["enforce"], &self.rules.enforcement, enforcement);

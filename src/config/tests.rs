@@ -13,7 +13,8 @@ fn an_empty_file_means_defaults() {
     assert_eq!(config.kubelet.device_plugins_dir, PathBuf::from("/var/lib/kubelet/device-plugins"));
     assert_eq!(config.kubelet.root_dir, PathBuf::from("/var/lib/kubelet"));
     assert_eq!(config.admin.token_file, PathBuf::from("/var/lib/berth/token"));
-    assert_eq!(config.rules, Rules::default());
+    let claim_grants = Some("/var/lib/kubelet/plugins/gpu.nvidia.com/grants".into());
+    assert_eq!(config.rules, Rules { claim_grants, ..Rules::default() });
     assert_eq!(config.gpus.source, GpuSource::Nvml { library: None, driver_root: None });
 }
 

@@ -606,7 +606,7 @@ mod tests {
                 own_namespace: Some("berth".into()),
                 ..Settings::default()
             };
-            let guard = Arc::new(GuardState::new());
+            let guard = Arc::new(GuardState::new(Settings::default().claim_grants));
             let (_, rules) = watch::channel(Some(Arc::new(rules(action))));
             let setup =
                 Self { bypass: BypassGuard::new(&settings, Arc::clone(&guard), rules), guard, folder };

@@ -4,13 +4,18 @@ use crate::cgroup::ContainerCgroup;
 use berth_kernel::grants::annotation::{self, ALLOCATION_VARIABLE, GrantAnnotation};
 use berth_kernel::ids::names::{AllocationId, GpuId, PartId};
 use berth_proto::guard::{self, ContainerBypass, MemoryLimit, Tie};
-use berth_proto::nri::{Container, PodSandbox};
+use berth_proto::nri::{Container, Mount, PodSandbox};
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// What the runtime has shown, and what is left of it.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Containers {
+    /// See [`Settings::claim_grants`].
+    ///
+    /// [`Settings::claim_grants`]: crate::settings::Settings::claim_grants
+    claim_grants: PathBuf,
     /// UIDs of the pods by the id of their sandbox.
     sandboxes: BTreeMap<String, String>,
     /// Containers with allocations, by id.
@@ -51,6 +56,11 @@ impl Known {
 }
 
 impl Containers {
+    pub(crate) fn new(claim_grants: PathBuf) -> Self {
+        let (sandboxes, containers, bypasses) = Default::default();
+        Self { claim_grants, sandboxes, containers, bypasses }
+    }
+
     /// Replaces what is known by what the runtime shows, with the cgroups of containers that run. A container that the
     /// runtime does not show any more stays while its cgroup has processes.
     pub(crate) fn synchronize(
@@ -83,7 +93,7 @@ impl Containers {
     /// A container is being created, or was before. Returns whether anything changed.
     pub(crate) fn create(&mut self, pod: &PodSandbox, container: &Container) -> bool {
         let is_new = self.sandboxes.insert(pod.id.clone(), pod.uid.clone()).is_none();
-        let Grants { doubtful_key, ties, limits } = Grants::of(pod, container);
+        let Grants { doubtful_key, ties, limits } = Grants::of(pod, container, &self.claim_grants);
         if ties.is_empty() {
             return is_new;
         }
@@ -266,11 +276,11 @@ struct Grants {
 }
 
 impl Grants {
-    /// By the annotations of the container, which the kubelet sets. CRI-O copies the annotations of a pod to its containers,
-    /// as containerd does for those that `pod_annotations` of a runtime handler names: an annotation that the pod has, too,
-    /// with the same value, is not used. What a pod's author can set counts as a variable, which the daemon believes only if
-    /// it knows the holder.
-    fn of(pod: &PodSandbox, container: &Container) -> Self {
+    /// Reads the annotations of the container, which the kubelet sets, and the sources of the mounts that a claim gives it.
+    /// CRI-O copies the annotations of a pod to its containers, as containerd does for those that `pod_annotations` of a
+    /// runtime handler names: an annotation that the pod has, too, with the same value, is not used. What a pod's author can
+    /// set counts as a variable, which the daemon believes only if it knows the holder.
+    fn of(pod: &PodSandbox, container: &Container, claim_grants: &Path) -> Self {
         let variables = container.env.iter().filter_map(|variable| variable.split_once('='));
         let variables = variables.filter(|(name, _)| name.starts_with(ALLOCATION_VARIABLE));
         // Another value is no error of Berth's.
@@ -285,19 +295,26 @@ impl Grants {
             .iter()
             .filter(|(key, _)| annotation::is_key(key))
             .partition(|(key, value)| pod.annotations.get(*key) == Some(*value));
-        for (key, value) in given {
-            match GrantAnnotation::parse(value) {
-                Ok(grant) => {
-                    ties.insert(grant.allocation, true);
-                    for (part, limit) in grant.parts {
-                        // Grants of several resources add up.
-                        let sum = parts.entry(part).or_insert(Some(0));
-                        *sum = sum.zip(limit).map(|(sum, limit)| sum.saturating_add(limit));
-                    }
-                }
-                Err(error) => {
-                    tracing::warn!(container = container.id, key, %error, "an annotation of a container is not used");
-                }
+        let parse = |(key, value): (&String, &String)| {
+            let error = match GrantAnnotation::parse(value) {
+                Ok(grant) => return Some(grant),
+                Err(error) => error,
+            };
+            tracing::warn!(container = container.id, key, %error, "an annotation of a container is not used");
+            None
+        };
+        // Each grant once; an annotation counts more than a mount.
+        let mut grants: BTreeMap<AllocationId, GrantAnnotation> =
+            given.into_iter().filter_map(parse).map(|grant| (grant.allocation, grant)).collect();
+        for grant in container.mounts.iter().filter_map(|mount| of_claim(mount, claim_grants)) {
+            grants.entry(grant.allocation).or_insert(grant);
+        }
+        for (id, grant) in grants {
+            ties.insert(id, true);
+            for (part, limit) in grant.parts {
+                // Several grants add up.
+                let sum = parts.entry(part).or_insert(Some(0));
+                *sum = sum.zip(limit).map(|(sum, limit)| sum.saturating_add(limit));
             }
         }
         let tie = |(id, is_annotation): (AllocationId, _)| Tie { allocation: id.to_string(), is_annotation };
@@ -307,6 +324,14 @@ impl Grants {
         let doubtful_key = doubtful.first().map(|(key, _)| (*key).clone());
         Self { doubtful_key, ties: ties.into_iter().map(tie).collect(), limits }
     }
+}
+
+/// What a claim has granted to a container with this mount. The first two folders are the claim's and the request's; those
+/// after them name the grant.
+fn of_claim(mount: &Mount, claim_grants: &Path) -> Option<GrantAnnotation> {
+    let path = Path::new(&mount.source).strip_prefix(claim_grants).ok()?;
+    let folders: PathBuf = path.parent()?.iter().skip(2).collect();
+    annotation::of_folders(&folders)
 }
 
 /// Whether a container may use all devices of the node, as privileged ones may.
@@ -325,7 +350,8 @@ mod tests {
     use berth_proto::guard::LimitState;
     use berth_proto::nri::{LinuxContainer, LinuxDeviceCgroup, LinuxResources, OptionalInt64};
     use std::fs;
-    use std::path::Path;
+
+    const GRANTS: &str = "/k/plugins/gpu.nvidia.com/grants";
 
     fn pod(id: &str) -> PodSandbox {
         PodSandbox {
@@ -359,7 +385,7 @@ mod tests {
 
     #[test]
     fn only_containers_with_allocations_are_kept_and_all_sandboxes() {
-        let mut seen = Containers::default();
+        let mut seen = Containers::new(GRANTS.into());
         let plain =
             Container { annotations: BTreeMap::new().into_iter().collect(), ..container("c", "s", "x") };
         seen.create(&pod("s"), &plain);
@@ -384,8 +410,10 @@ mod tests {
         both.annotations.insert("berth.dev/grant.other".into(), "nonsense".into());
         both.annotations.insert("example.com/grant".into(), "0000002a-9".into());
         let of = |pod: &PodSandbox| {
-            let found =
-                Grants::of(pod, &both).ties.into_iter().map(|tie| (tie.allocation, tie.is_annotation));
+            let found = Grants::of(pod, &both, Path::new(GRANTS))
+                .ties
+                .into_iter()
+                .map(|tie| (tie.allocation, tie.is_annotation));
             found.collect::<Vec<_>>()
         };
         let found = of(&pod("s"));
@@ -411,24 +439,54 @@ mod tests {
         }
         let limit = |gpu, mib| (GpuId::parse(gpu).unwrap(), mib);
         assert_eq!(
-            Grants::of(&pod("s"), &both).limits,
+            Grants::of(&pod("s"), &both, Path::new(GRANTS)).limits,
             BTreeMap::from([limit("GPU-1", 5096), limit("GPU-3", 7)])
         );
         // The pod has the annotation of the first grant, too: its author may have set it, with another value.
         let mut forger = pod("s");
         let key = "berth.dev/grant.nvidia.com_gpu";
         forger.annotations.insert(key.into(), "0000002a-7 GPU-1=99999".into());
-        let grants = Grants::of(&forger, &both);
+        let grants = Grants::of(&forger, &both, Path::new(GRANTS));
         assert_eq!((grants.doubtful_key, grants.limits.len()), (None, 2), "the value is the kubelet's");
         forger.annotations.insert(key.into(), both.annotations[key].clone());
-        let grants = Grants::of(&forger, &both);
+        let grants = Grants::of(&forger, &both, Path::new(GRANTS));
         assert_eq!(grants.doubtful_key.as_deref(), Some(key));
         assert_eq!(grants.limits, BTreeMap::from([limit("GPU-1", 1000), limit("GPU-3", 7)]));
     }
 
     #[test]
+    fn a_mount_of_a_claim_is_a_grant_and_other_mounts_are_none() {
+        let mount = |source: &str| Mount { source: source.into(), ..Mount::default() };
+        let claimed = |mounts: &[&str]| Container {
+            mounts: mounts.iter().map(|source| mount(source)).collect(),
+            annotations: BTreeMap::new().into_iter().collect(),
+            ..container("c", "s", "x")
+        };
+        let of = |mounts: &[&str]| {
+            let Grants { ties, limits, .. } = Grants::of(&pod("s"), &claimed(mounts), Path::new(GRANTS));
+            let ties: Vec<_> = ties.into_iter().map(|tie| (tie.allocation, tie.is_annotation)).collect();
+            (ties, limits.into_iter().map(|(gpu, mib)| (gpu.to_string(), mib)).collect::<Vec<_>>())
+        };
+        let own = format!("{GRANTS}/uid-1/gpu/0000002a-7/GPU-1=4096/metadata.json");
+        let other = format!("{GRANTS}/uid-1/other/0000002a-8/GPU-1=1000/GPU-2/metadata.json");
+        let tie = |id: &str| (id.to_owned(), true);
+        assert_eq!(of(&[&own, &own]), (vec![tie("0000002a-7")], vec![("GPU-1".into(), 4096)]));
+        let both = (vec![tie("0000002a-7"), tie("0000002a-8")], vec![("GPU-1".into(), 5096)]);
+        assert_eq!(of(&[&own, &other]), both);
+        for source in [
+            "/tmp/grants/uid-1/gpu/0000002a-7/GPU-1=4096/metadata.json",
+            "/k/plugins/gpu.nvidia.com/grants",
+            "/k/plugins/gpu.nvidia.com/grants/uid-1/gpu/metadata.json",
+            "relative/0000002a-7",
+            "",
+        ] {
+            assert_eq!(of(&[source]), (vec![], vec![]), "{source}");
+        }
+    }
+
+    #[test]
     fn what_is_known_of_a_limit_stays_when_the_runtime_shows_the_container_again() {
-        let mut seen = Containers::default();
+        let mut seen = Containers::new(GRANTS.into());
         let shown = container("c", "s", "0000002a-7");
         seen.create(&pod("s"), &shown);
         let granted = seen.limits_of("c")[0].clone();
@@ -466,7 +524,7 @@ mod tests {
     #[test]
     fn a_container_that_ended_stays_while_its_cgroup_has_processes() {
         let root = tempfile::tempdir().unwrap();
-        let mut seen = Containers::default();
+        let mut seen = Containers::new(GRANTS.into());
         for (id, has_processes) in [("gone", false), ("left", true)] {
             seen.create(&pod("s"), &container(id, "s", "0000002a-7"));
             seen.start(id, Some(cgroup(root.path(), id, has_processes)));
@@ -482,7 +540,7 @@ mod tests {
     #[test]
     fn a_container_whose_cgroup_cannot_be_found_is_shown_as_such_and_a_known_cgroup_is_kept() {
         let root = tempfile::tempdir().unwrap();
-        let mut seen = Containers::default();
+        let mut seen = Containers::new(GRANTS.into());
         let shown = |seen: &Containers| seen.shown()["c"].is_cgroup_known;
         seen.create(&pod("s"), &container("c", "s", "0000002a-7"));
         assert!(shown(&seen), "nothing of it runs");
@@ -499,7 +557,7 @@ mod tests {
 
     #[test]
     fn a_container_that_was_never_started_ends_with_the_runtimes_removal() {
-        let mut seen = Containers::default();
+        let mut seen = Containers::new(GRANTS.into());
         seen.create(&pod("s"), &container("c", "s", "0000002a-7"));
         seen.end("c");
         assert!(seen.shown().is_empty() && !seen.has_left());
@@ -508,7 +566,7 @@ mod tests {
     #[test]
     fn a_sandbox_that_has_stopped_does_not_run_unless_it_has_containers() {
         let with_pid = |id: &str, pid| PodSandbox { pid, ..pod(id) };
-        let mut seen = Containers::default();
+        let mut seen = Containers::new(GRANTS.into());
         let containers = [container("c", "odd", "0000002a-7")];
         seen.synchronize(
             &[with_pid("runs", 7), with_pid("stopped", 0), with_pid("odd", 0)],
@@ -524,7 +582,7 @@ mod tests {
     #[test]
     fn a_synchronization_replaces_what_was_known() {
         let root = tempfile::tempdir().unwrap();
-        let mut seen = Containers::default();
+        let mut seen = Containers::new(GRANTS.into());
         for (id, has_processes) in [("exited", false), ("left", true), ("kept", true)] {
             seen.create(&pod("s"), &container(id, "s", "0000002a-7"));
             seen.start(id, Some(cgroup(root.path(), id, has_processes)));

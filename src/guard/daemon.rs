@@ -380,6 +380,7 @@ fn limit_support(status: &Status) -> LimitSupport {
         gpus: status.limit_support.iter().filter_map(of_gpu).collect(),
         why: reason(&status.limits_error),
         is_required: status.is_required,
+        claim_grants: reason(&status.claim_grants),
     }
 }
 

@@ -673,7 +673,7 @@ mod tests {
                 },
                 ..Settings::default()
             };
-            let guard = Arc::new(GuardState::new());
+            let guard = Arc::new(GuardState::new(Settings::default().claim_grants));
             let nvml = NvmlLimits::new(library, "/".into()).with_calls_max(PATIENT.answer);
             let nvml = Ok(Arc::new(nvml));
             let limiter = Limiter { waits, nvml, ..Limiter::new(&settings, Arc::clone(&guard)) };

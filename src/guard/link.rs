@@ -175,7 +175,7 @@ mod tests {
     async fn a_daemon_gets_everything_then_changes_and_is_forgotten_once_it_is_gone() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("guard.sock");
-        let guard = Arc::new(GuardState::new());
+        let guard = Arc::new(GuardState::new(crate::Settings::default().claim_grants));
         guard.set_status(|status| status.runtime = "containerd".into());
         let messages = DaemonMessages::default();
         let (mut known, released) = (messages.deletions.subscribe(), messages.is_driver_released.subscribe());

@@ -67,7 +67,7 @@ pub async fn run(settings: Settings) -> Result<(), GuardError> {
     let listener = bind(&settings.socket).map_err(failed)?;
     // Removed before the lock is released, so that it is not the next guard's.
     let _socket = SocketFile(settings.socket.clone());
-    let guard = Arc::new(GuardState::new());
+    let guard = Arc::new(GuardState::new(settings.claim_grants.clone()));
     let limiter = Arc::new(Limiter::new(&settings, Arc::clone(&guard)));
     limiter.resume_left();
     let messages = DaemonMessages::default();
@@ -351,7 +351,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_registration_waits_for_the_daemon_and_for_the_end_of_deletions() {
-        let guard = GuardState::new();
+        let guard = GuardState::new(Settings::default().claim_grants);
         let sender = watch::Sender::new(None);
         let why = || guard.status().why;
         let mut receiver = sender.subscribe();
@@ -418,6 +418,7 @@ mod tests {
             nri_socket: path("nri.sock"),
             cgroup_root: path("cgroup"),
             device_plugins: path("device-plugins"),
+            claim_grants: path("grants"),
             own_namespace: None,
             limits: LimitSettings::Off,
         };

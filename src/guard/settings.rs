@@ -13,6 +13,8 @@ pub struct Settings {
     pub cgroup_root: PathBuf,
     /// The kubelet's folder `device-plugins`, in which it keeps what device plugins gave each container.
     pub device_plugins: PathBuf,
+    /// The folder of the files that containers of claims find; the names of its subfolders say what a claim was granted.
+    pub claim_grants: PathBuf,
     /// The namespace of Berth's own pods, which the guard neither changes nor refuses.
     pub own_namespace: Option<String>,
     /// Whether and how the memory of containers is limited.
@@ -47,6 +49,7 @@ impl Default for Settings {
             nri_socket: "/var/run/nri/nri.sock".into(),
             cgroup_root: "/sys/fs/cgroup".into(),
             own_namespace: None,
+            claim_grants: "/var/lib/kubelet/plugins/gpu.nvidia.com/grants".into(),
             device_plugins: "/var/lib/kubelet/device-plugins".into(),
             limits: LimitSettings::Nvml { library: None, driver_root: "/".into(), is_required: false },
         }

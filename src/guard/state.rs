@@ -5,6 +5,7 @@ use crate::containers::Containers;
 use crate::published::Published;
 use berth_proto::guard::{MemoryLimit, Status};
 use parking_lot::Mutex;
+use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 use tokio::sync::{Notify, watch};
 
@@ -19,17 +20,18 @@ pub(crate) struct GuardState {
 }
 
 impl GuardState {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(claim_grants: PathBuf) -> Self {
         // Two guards of one node do not run at once, so the time of the start tells them apart.
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let status = Status {
             version: env!("CARGO_PKG_VERSION").into(),
             run: u64::try_from(since.as_nanos()).unwrap_or_default(),
             why: "the guard has just started".into(),
+            claim_grants: claim_grants.display().to_string(),
             ..Status::default()
         };
         Self {
-            containers: Mutex::default(),
+            containers: Mutex::new(Containers::new(claim_grants)),
             status: Mutex::new(status),
             changes: watch::Sender::default(),
             left: Notify::new(),

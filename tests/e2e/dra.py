@@ -6,11 +6,16 @@ from __future__ import annotations
 import json
 import time
 import urllib.parse
+from pathlib import Path
 
+import machine
+import process
 from bench import Bench
 from berth import WHOLE, Setup, cdi_variable, write_cdi_spec
 from gpus import uuids
-from places import CDI_SPECS
+from guard import connected, start_guard
+from limits import cgroup_of, enforced, hard_mib, limit_file, process_of, written
+from places import CDI_SPECS, REPO, RUN
 from pods import NAMESPACE, Container, Pod
 from say import TestError, until
 from scenario import Scenario
@@ -274,22 +279,129 @@ def memory_of_shares(bench: Bench) -> None:
     shared = next(device for device in devices if device.get("allowMultipleAllocations"))
     share = shared["capacity"]["memory"]["requestPolicy"]["default"]
     mib = int(share.removesuffix("Mi"))
+    bench.claim_pods = []
     for name, memory in (("three-a", 3 * mib), ("three-b", 2 * mib + 1)):
         _claim(bench, name, SHARED_CLASS, f"{memory}Mi")
         pod = _pod(name, name)
         bench.node.run(pod)
+        bench.claim_pods.append(pod)
         bench.node.running(pod)
         if len(bench.berth.claims()[name]["devices"]) != 3:
             raise TestError(f"the claim for {memory} MiB of shares of {share} holds {bench.berth.claims()[name]}")
     _claim(bench, "two", SHARED_CLASS, f"{2 * mib}Mi")
     waits = _pod("two", "two")
     bench.node.run(waits)
+    bench.claim_pods.append(waits)
     time.sleep(3)
     if _is_allocated(bench, "two"):
         raise TestError("two shares were allocated, although each GPU had only one left")
     held = [bench.berth.claims()[name]["gpus"] for name in ("three-a", "three-b")]
     if held[0] == held[1]:
         raise TestError(f"six shares of {held[0]} are held")
+
+
+def memory_limited(bench: Bench) -> str:
+    """The driver limits the memory of a claim's container before it runs, also while Berth is down, and the container finds
+    the attributes of its device as Kubernetes' own library reads them."""
+    _release_all(bench)
+    bench.berth.fake.limits_memory("dmem")
+    start_guard(bench)
+    _claim(bench, "limited", SHARED_CLASS)
+    pod = _pod("limited", "limited")
+    bench.node.run(pod)
+    bench.node.running(pod)
+    pod.started("main")
+    bench.claim_pods = [pod]
+    shown = bench.berth.claims()["limited"]
+    (gpu,) = shown["gpus"]
+    file = limit_file(bench, pod, gpu)
+    if not _is_limit(hard_mib(file), shown):
+        raise TestError(f"the driver holds {hard_mib(file)} MiB on {gpu}, the API shows {shown['limits']}")
+    if file.stat().st_mtime_ns > written(pod):
+        raise TestError("the container wrote before its limit was set")
+    enforced(bench, pod, "memoryLimits")
+    _read_metadata(pod, "limited", shown)
+    bench.berth.stop()
+    before = cgroup_of(pod)
+    _crash(bench, pod)
+    if cgroup_of(pod) == before or not _is_limit(hard_mib(limit_file(bench, pod, gpu)), shown):
+        raise TestError("the container that started again while Berth was down has no limit")
+    _start(bench)
+    connected(bench)
+    enforced(bench, pod, "memoryLimits")
+    return f"memory_mib={shown['limits']['memoryMiB']}"
+
+
+def shared_claim(bench: Bench) -> None:
+    """Each container of a claim that two pods use has the limit, and the API says that together they are not limited."""
+    (pod,) = bench.claim_pods
+    second = _pod("second", "limited")
+    bench.node.run(second)
+    bench.node.running(second)
+    second.started("main")
+    (gpu,) = bench.berth.claims()["limited"]["gpus"]
+    if hard_mib(limit_file(bench, second, gpu)) != hard_mib(limit_file(bench, pod, gpu)):
+        raise TestError("the container of the second pod has another limit")
+    enforced(bench, pod, "none")
+    bench.node.delete(second)
+    enforced(bench, pod, "memoryLimits")
+
+
+def memory_required(bench: Bench) -> None:
+    """Under `require` shares have a taint while there is no guard, and a claim of a share is prepared once it can be limited."""
+    _release_all(bench)
+    guard = bench.shared
+    guard.stop()
+    bench.berth.stop()
+    bench.berth.configure({**bench.berth.settings, "enforce": {"memory": "require"}})
+    _start(bench)
+    until("the shares have a taint without the guard", PUBLISHED_SECONDS, lambda: _taints(bench) == [f"{DRIVER}/not-ready"] * SHARED_GPUS)
+    guard.start()
+    connected(bench)
+    until("the taints are gone", PUBLISHED_SECONDS, lambda: not _taints(bench))
+    _claim(bench, "required", SHARED_CLASS)
+    pod = _pod("required", "required")
+    bench.node.run(pod)
+    bench.node.running(pod)
+    pod.started("main")
+    enforced(bench, pod, "memoryLimits")
+
+
+def _is_limit(mib: int, shown: dict) -> bool:
+    """Whether it is the limit of an allocation, after the driver has rounded it down to its pages of 2 MiB."""
+    return shown["limits"]["memoryMiB"] - 2 < mib <= shown["limits"]["memoryMiB"]
+
+
+def _start(bench: Bench) -> None:
+    """Starts Berth, all of whose GPUs are granted through DRA."""
+    bench.berth.start_unready()
+    until("the kubelet has registered the driver", REGISTERED_SECONDS, lambda: bench.berth.node()["dra"]["registered"])
+
+
+def _release_all(bench: Bench) -> None:
+    for pod in bench.claim_pods:
+        bench.node.delete(pod)
+    bench.claim_pods = []
+    bench.node.cluster.kubectl("delete", "resourceclaim", "--all")
+    until("all claims are released", CHANGES_SECONDS, lambda: not bench.berth.claims())
+
+
+def _read_metadata(pod: Pod, claim: str, shown: dict) -> None:
+    """Reads the file of a claim's request in the pod's container."""
+    program = RUN / "device-metadata"
+    if not program.exists():
+        source = REPO / "tests" / "e2e" / "device-metadata"
+        process.run([machine.go(), "build", "-C", source, "-o", program, "."], "build a reader of metadata", seconds=600)
+    folder = f"var/run/kubernetes.io/dra-device-attributes/resourceclaims/{claim}/gpu"
+    file = process_of(pod) / "root" / folder / f"{DRIVER}-metadata.json"
+    lines = process.run([program, file], "read the metadata of the claim").splitlines()
+    versions = [json.loads(line) for line in lines]
+    if [one["version"] for one in versions] != ["v1beta1", "v1alpha1"]:
+        raise TestError(f"the file has {versions}")
+    for one in versions:
+        uuids_of = {name: [device["attributes"]["uuid"]["string"] for device in of] for name, of in one["requests"].items()}
+        if (one["uid"], uuids_of) != (shown["claim"]["uid"], {"gpu": shown["gpus"]}):
+            raise TestError(f"the file has {one}, and the API shows {shown}")
 
 
 def _is_allocated(bench: Bench, claim: str) -> bool:
@@ -398,6 +510,9 @@ SCENARIOS = [
             "claims of shares: each claim gets a share, and its container only that GPU": shares_run,
             "claims of shares: a GPU is not allocated both whole and in shares": whole_waits_for_shares,
             "claims of shares: memory is rounded up to shares, and never allocated twice": memory_of_shares,
+            "claims of shares: memory is limited before the container runs, also while Berth is down": memory_limited,
+            "claims of shares: pods that share a claim are not limited together, and the API says so": shared_claim,
+            "claims of shares: required limits withdraw shares while there is no guard": memory_required,
         },
         before=lambda: write_cdi_spec(uuids(SHARED_GPUS)),
         cluster=True,

@@ -44,11 +44,11 @@ def in_force_at_first(bench: Bench) -> str:
     forged = {key: f"0000002a-7 {uuids(1)[0]}={4 * _SLICES[0]}"}
     pod = Pod("limited", [Container("main", {slice_of(mib): 1 for mib in _SLICES})], annotations=forged)
     bench.start(pod)
-    earliest = _written(pod)
+    earliest = written(pod)
     for gpu, mib in zip(uuids(2), _SLICES):
-        file = _limit_file(bench, pod, gpu)
-        if _hard_mib(file) != mib:
-            raise TestError(f"the driver holds {_hard_mib(file)} MiB on {gpu}, {mib} were granted")
+        file = limit_file(bench, pod, gpu)
+        if hard_mib(file) != mib:
+            raise TestError(f"the driver holds {hard_mib(file)} MiB on {gpu}, {mib} were granted")
         if file.stat().st_mtime_ns > earliest:
             raise TestError("the container wrote before its limit was set")
     for allocation in _of(bench, pod):
@@ -66,16 +66,16 @@ def restarts_without_berth(bench: Bench) -> None:
     """A container that starts again while Berth is down has its limit, of its new cgroup."""
     pod = bench.running[0]
     bench.berth.stop()
-    before = _cgroup(pod)
+    before = cgroup_of(pod)
     bench.crash(pod, "main")
-    if _cgroup(pod) == before:
+    if cgroup_of(pod) == before:
         raise TestError("the container has the same cgroup as before")
     for gpu, mib in zip(uuids(2), _SLICES):
-        if _hard_mib(_limit_file(bench, pod, gpu)) != mib:
+        if hard_mib(limit_file(bench, pod, gpu)) != mib:
             raise TestError(f"the driver holds no limit of {mib} MiB on {gpu}")
     bench.berth.start()
     connected(bench)
-    _enforced(bench, pod, "memoryLimits")
+    enforced(bench, pod, "memoryLimits")
 
 
 def slow_driver(bench: Bench) -> str:
@@ -88,11 +88,11 @@ def slow_driver(bench: Bench) -> str:
     until("the container is suspended", READ_SECONDS, _is_one_suspended, 0.05)
     beside = seconds_to_run(bench, Pod("beside", [Container("main", {})]))
     bench.start_known(waits)
-    file = _limit_file(bench, waits, uuids(1)[0])
-    if file.stat().st_mtime_ns > _written(waits):
+    file = limit_file(bench, waits, uuids(1)[0])
+    if file.stat().st_mtime_ns > written(waits):
         raise TestError("the container wrote before its limit was set")
     bench.berth.fake.faults()
-    _enforced(bench, waits, "memoryLimits")
+    enforced(bench, waits, "memoryLimits")
     if beside > usual + DELAY_SECONDS:
         raise TestError(f"a pod took {beside:.1f} s beside the one that was held, and {usual:.1f} s before")
     return f"usual_s={usual:.1f} beside_s={beside:.1f}"
@@ -105,7 +105,7 @@ def beside_another_plugin(bench: Bench) -> None:
     bench.start(pod)
     if pod.environment("main").get("BESIDE") != "yes":
         raise TestError("the container was not changed by the other plugin")
-    if _enforced(bench, pod, "memoryLimits")["perGpu"][0]["state"] != "set":
+    if enforced(bench, pod, "memoryLimits")["perGpu"][0]["state"] != "set":
         raise TestError("the limit was not set before the start")
     bench.node.delete(pod)
     bench.running.remove(pod)
@@ -117,11 +117,11 @@ def hanging_driver(bench: Bench) -> str:
     bench.berth.fake.faults({"call": "nvmlDeviceSetMemoryLimits_v1", "hang": True})
     pod = Pod("unlimited", [Container("main", {slice_of(_SLICES[0]): 1})])
     took = seconds_to_run(bench, pod)
-    shown = _enforced(bench, pod, "none")["perGpu"][0]
+    shown = enforced(bench, pod, "none")["perGpu"][0]
     if shown["state"] != "failed" or "not answered" not in shown["why"]:
         raise TestError(f"the API shows {shown}")
     bench.berth.fake.faults()
-    limits = _enforced(bench, pod, "memoryLimits")
+    limits = enforced(bench, pod, "memoryLimits")
     if limits["perGpu"][0]["state"] != "late":
         raise TestError(f"the API shows {limits}")
     return f"ran_after_s={took:.1f}"
@@ -131,17 +131,17 @@ def drifts(bench: Bench) -> None:
     """A limit that NVIDIA's hook changes is set again, and the third time the API says that none is enforced."""
     pod = bench.running[0]
     gpu = uuids(1)[0]
-    file = _limit_file(bench, pod, gpu)
-    granted = _hard_mib(file)
+    file = limit_file(bench, pod, gpu)
+    granted = hard_mib(file)
 
     def change() -> None:
-        apply_memory_limit(bench.berth.fake, gpu, int(_process(pod).name), 2 * granted)
-        if _hard_mib(file) != 2 * granted:
-            raise TestError(f"the hook set a limit of {_hard_mib(file)} MiB instead of {2 * granted} MiB")
+        apply_memory_limit(bench.berth.fake, gpu, int(process_of(pod).name), 2 * granted)
+        if hard_mib(file) != 2 * granted:
+            raise TestError(f"the hook set a limit of {hard_mib(file)} MiB instead of {2 * granted} MiB")
 
     for times in (1, 2):
         change()
-        until("the limit is set again", READ_SECONDS, lambda: _hard_mib(file) == granted)
+        until("the limit is set again", READ_SECONDS, lambda: hard_mib(file) == granted)
 
         def shows() -> bool:
             shown = [one for one in bench.berth.limits(_of(bench, pod)[0])["perGpu"] if one["gpu"] == gpu][0]
@@ -152,7 +152,7 @@ def drifts(bench: Bench) -> None:
     first = next(a for a in _of(bench, pod) if gpu in _gpus(bench, a))
     until("the limit is given up", READ_SECONDS, lambda: bench.berth.limits(first)["enforcedBy"] == "none")
     time.sleep(1)
-    if _hard_mib(file) != 2 * granted:
+    if hard_mib(file) != 2 * granted:
         raise TestError("the limit was set again")
 
 
@@ -165,7 +165,7 @@ def started_without_guard(bench: Bench) -> None:
     bench.start(pod)
     guard.start()
     connected(bench)
-    limits = _enforced(bench, pod, "memoryLimits")
+    limits = enforced(bench, pod, "memoryLimits")
     if limits["perGpu"][0]["state"] != "late":
         raise TestError(f"the API shows {limits}")
 
@@ -185,7 +185,7 @@ def older_driver(bench: Bench) -> None:
     until("the guard says that the driver is too old", 10, shows)
     pod = Pod("older", [Container("main", {slice_of(_SLICES[1]): 1})])
     bench.start(pod)
-    _enforced(bench, pod, "none")
+    enforced(bench, pod, "none")
 
 
 def required(bench: Bench) -> str:
@@ -216,7 +216,7 @@ def required(bench: Bench) -> str:
     bench.berth.fake.faults()
     pod.started("main")
     bench.start_known(pod)
-    _enforced(bench, pod, "memoryLimits")
+    enforced(bench, pod, "memoryLimits")
     return "killed=yes"
 
 
@@ -234,7 +234,7 @@ def _gpus(bench: Bench, allocation: str) -> frozenset:
     return next(a.gpus for a in bench.berth.allocations() if a.id == allocation)
 
 
-def _enforced(bench: Bench, pod: Pod, by: str) -> dict:
+def enforced(bench: Bench, pod: Pod, by: str) -> dict:
     """Waits until the API says what enforces the limits of a pod's first allocation, and returns them."""
     limits: dict = {}
 
@@ -249,7 +249,7 @@ def _enforced(bench: Bench, pod: Pod, by: str) -> dict:
     return limits
 
 
-def _process(pod: Pod) -> Path:
+def process_of(pod: Pod) -> Path:
     """The folder in /proc of the pod's first process; its processes have the pod's UID in their environment."""
     found = []
     for folder in Path("/proc").iterdir():
@@ -263,9 +263,9 @@ def _process(pod: Pod) -> Path:
     return min(found, key=lambda folder: int(folder.name))
 
 
-def _cgroup(pod: Pod) -> Path:
+def cgroup_of(pod: Pod) -> Path:
     """The folder of cgroup v2 of the pod's container."""
-    lines = (_process(pod) / "cgroup").read_text(encoding="ascii").splitlines()
+    lines = (process_of(pod) / "cgroup").read_text(encoding="ascii").splitlines()
     return machine.CGROUP2 / next(line for line in lines if line.startswith("0::")).removeprefix("0::/")
 
 
@@ -278,15 +278,15 @@ def _is_one_suspended() -> bool:
     return False
 
 
-def _limit_file(bench: Bench, pod: Pod, gpu: str) -> Path:
-    return bench.berth.fake.limit_file(gpu, _cgroup(pod))
+def limit_file(bench: Bench, pod: Pod, gpu: str) -> Path:
+    return bench.berth.fake.limit_file(gpu, cgroup_of(pod))
 
 
-def _hard_mib(file: Path) -> int:
+def hard_mib(file: Path) -> int:
     return int(file.read_text(encoding="ascii").split()[1]) // MIB if file.exists() else 0
 
 
-def _written(pod: Pod) -> int:
+def written(pod: Pod) -> int:
     """When the container wrote for the first time, nanoseconds."""
     return (pod.folder / "main.env").stat().st_mtime_ns
 

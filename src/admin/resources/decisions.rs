@@ -330,7 +330,7 @@ fn placement_sentences(node: &Ledger, allocation: &Allocation, placed: &Decision
 fn grant_sentences(allocation: &Allocation, admitted: Option<&Decision>) -> Vec<String> {
     let decision = &allocation.decision;
     if decision.is_adoption() {
-        return vec!["It is older than this daemon, which adopted it from the kubelet's checkpoint.".into()];
+        return vec!["It is older than this daemon's store: the daemon adopted it when it started.".into()];
     }
     let by: Vec<_> = decision.by.iter().filter(|by| **by != Decider::Baseline).map(name).collect();
     let because = because(&decision.reason);

@@ -22,6 +22,7 @@ use berth_guard::GuardStatus;
 use berth_kernel::hardware::gpu::Inventory;
 use berth_kernel::node::ports::{Gpus, GpusError, StoreError};
 use berth_kernel::node::refusal::Refusal;
+use berth_kubelet::dra::{adopt_claims, grants_folder};
 use berth_store::SledStore;
 use berth_strategy::{StrategySettings, StrategyTask};
 use berth_wasm::WasmPolicies;
@@ -109,7 +110,6 @@ impl Starting {
         base.tasks.spawn(progress::run_heartbeat(Arc::clone(base.kernel().counters())));
         let cluster = base.start_cluster(published);
         base.follow_guard();
-        base.show_driver();
         let mut starting = Self { base, api, gpu_search, cluster, stored };
         if let Err(error) = starting.base.load_policies().await {
             Box::pin(starting.stop()).await;
@@ -270,7 +270,13 @@ impl Base {
         // The adoption, which may wait for a readable checkpoint, ends before the stack offers devices, so that adopted
         // devices keep their share numbers. The strategy is decided before devices are listed, since the kubelet may
         // start a pod at once.
-        tokio::join!(self.adopt(&front), task.check_first());
+        let adopt = async {
+            self.adopt(&front).await;
+            self.adopt_claims().await;
+            self.show_driver();
+            self.progress.update(|facts| facts.adoption = StartStep::Done);
+        };
+        tokio::join!(adopt, task.check_first());
         self.activate_file_stack().await?;
         if let Err(error) = self.kernel().reoffer().await {
             // The policy thread tries again by itself.
@@ -364,10 +370,9 @@ impl Base {
         // another plugin granted meanwhile, without waiting for it.
         let ledger = self.kernel().snapshot();
         let is_required = ledger.live.is_empty() && ledger.ended.is_empty();
-        let finish = || self.progress.update(|facts| facts.adoption = StartStep::Done);
         if self.config.kubelet.skip_adoption {
             tracing::warn!("the devices of running pods are not adopted (--skip-adoption)");
-            return finish();
+            return;
         }
         loop {
             match front.adopt().await.map_err(anyhow::Error::new) {
@@ -376,14 +381,39 @@ impl Base {
                         entries,
                         "the kubelet's checkpoint was read; devices in it without a record were adopted"
                     );
-                    return finish();
+                    return;
                 }
                 Err(error) if !is_required => {
                     tracing::warn!("the devices of running pods are not adopted: {error:#}");
-                    return finish();
+                    return;
                 }
                 Err(error) => {
                     let message = format!("{error:#}");
+                    self.progress.update(|facts| facts.adoption = StartStep::Waiting(message.clone()));
+                    retry.wait(&message).await;
+                }
+            }
+        }
+    }
+
+    /// Adopts the claims that an earlier store granted: their containers may run. Without the driver nothing would end them.
+    async fn adopt_claims(&self) {
+        if self.config.kubelet.skip_adoption || !self.config.dra.enabled {
+            return;
+        }
+        let mut retry = Retry::default();
+        loop {
+            let folder = grants_folder(&self.config.kubelet.root_dir, &self.config.dra.driver);
+            match adopt_claims(folder, self.kernel()).await {
+                Ok(0) => return,
+                Ok(allocations) => {
+                    return tracing::info!(
+                        allocations,
+                        "allocations of prepared claims that the store did not have were adopted"
+                    );
+                }
+                Err(error) => {
+                    let message = format!("the prepared claims cannot be adopted: {error}; {RETRIED}");
                     self.progress.update(|facts| facts.adoption = StartStep::Waiting(message.clone()));
                     retry.wait(&message).await;
                 }

@@ -102,7 +102,7 @@ mod tests {
             why: "the container runtime closed the connection".into(),
         };
         let gpus = [(GpuId::parse("GPU-1").unwrap(), why.map(Into::into))].into();
-        let limit_support = LimitSupport { gpus, is_required, why: None };
+        let limit_support = LimitSupport { gpus, is_required, ..LimitSupport::default() };
         let view =
             RuntimeView { limit_support, bypass_action: Some(BypassAction::Strip), ..RuntimeView::default() };
         Some(Ok((status, view)))

@@ -54,6 +54,8 @@ pub struct LimitSupport {
     pub why: Option<Arc<str>>,
     /// Whether the guard refuses containers whose limits cannot be set.
     pub is_required: bool,
+    /// The folder of the files by which the guard knows what claims were granted; `None` for a guard that does not know claims.
+    pub claim_grants: Option<Arc<str>>,
 }
 
 /// A container's limit on one GPU.
@@ -126,23 +128,31 @@ impl Ledger {
         self.container_of(allocation).map_or(&[], |container| &container.limits)
     }
 
-    /// Whether the driver limits the memory of each of an allocation's containers on this part as the ledger has granted it
-    /// (I12).
+    /// Whether the driver limits the memory of an allocation's containers on this part as the ledger has granted it (I12).
+    /// Containers that use a claim at the same time each have a limit of their own, so together they are limited only if
+    /// the sum is granted.
     #[must_use]
     pub fn is_memory_limited(&self, allocation: &Allocation, part: &PartId) -> bool {
         let Some(view) = self.runtime.as_deref().filter(|_| allocation.ended.is_none()) else { return false };
-        let mut containers = view.annotated_containers_of(allocation).peekable();
-        let is_limited = |container: &RuntimeContainer| {
-            let limit = container.limits.iter().find(|limit| limit.gpu.as_part() == part);
-            let in_force_mib = limit.and_then(MemoryLimit::in_force_mib);
-            in_force_mib.is_some_and(|mib| mib <= self.granted_memory_mib(view, container, part))
+        let containers: Vec<_> = view.annotated_containers_of(allocation).collect();
+        let is_limited_to_grants = |containers: &[&RuntimeContainer]| {
+            let in_force_mib = containers.iter().map(|container| {
+                let limit = container.limits.iter().find(|limit| limit.gpu.as_part() == part);
+                limit.and_then(MemoryLimit::in_force_mib)
+            });
+            let sum_mib: Option<u64> = in_force_mib.sum();
+            sum_mib.is_some_and(|mib| mib <= self.granted_memory_mib(view, containers, part))
         };
-        containers.peek().is_some() && containers.all(is_limited)
+        // The containers of a claim count together. Of several containers with a grant of the device plugin all but one are
+        // about to end, so each counts alone.
+        let mut groups = containers.chunks(if allocation.origin.claim().is_some() { usize::MAX } else { 1 });
+        !containers.is_empty() && groups.all(is_limited_to_grants)
     }
 
-    /// MiB that the allocations of a container may use of a part together.
-    fn granted_memory_mib(&self, view: &RuntimeView, container: &RuntimeContainer, part: &PartId) -> u64 {
-        let named = view.containers.iter().filter(|(_, all)| all.iter().any(|one| one.id == container.id));
+    /// MiB that the allocations of these containers may use of a part together.
+    fn granted_memory_mib(&self, view: &RuntimeView, containers: &[&RuntimeContainer], part: &PartId) -> u64 {
+        let is_one = |one: &Arc<RuntimeContainer>| containers.iter().any(|container| container.id == one.id);
+        let named = view.containers.iter().filter(|(_, all)| all.iter().any(is_one));
         let allocations = named.filter_map(|(id, _)| self.live.get(id)).filter(|a| a.parts().contains(&part));
         allocations
             .map(|a| limits_of(self, a, part).memory_mib.unwrap_or(u64::MAX))
@@ -162,12 +172,6 @@ impl Ledger {
     /// Why the guard cannot limit memory on this part at present; `None` if it can.
     #[must_use]
     pub fn why_not_limitable(&self, part: &PartState) -> Option<Arc<str>> {
-        // The guard finds a container's allocation by an annotation, which a claim cannot set.
-        if self.gpu_of(part).is_some_and(|gpu| gpu.via.api == KubeletApi::Dra) {
-            let why = "the guard does not limit the memory of containers that get a GPU by a claim: have the policies offer \
-                       the GPU whole, or grant it through the device plugin (`berth gpu via`)";
-            return Some(why.into());
-        }
         if !part.part.is_whole_gpu() {
             return Some("the driver sets no memory limits on MIG instances".into());
         }
@@ -178,6 +182,12 @@ impl Ledger {
         if self.rules.enforcement == Enforcement::Require && !support.is_required {
             let why = "the guard was started with another `enforce.memory` than `require`: set `require` in its \
                        configuration, too, and restart it";
+            return Some(why.into());
+        }
+        let is_claimed = self.gpu_of(part).is_some_and(|gpu| gpu.via.api == KubeletApi::Dra);
+        if is_claimed && support.claim_grants != self.rules.claim_grants {
+            let why = "the guard does not know the claims of this daemon: it is of an older release, or its configuration has another \
+                       `kubeletRootDir` or `dra.driver`. Give both the same, and restart the guard";
             return Some(why.into());
         }
         match (support.gpus.get(&part.part.gpu), &support.why) {
@@ -253,6 +263,8 @@ mod tests {
     use crate::evidence::part_use::{EnforcedBy, limits};
     use crate::evidence::runtime::Tie;
     use crate::evidence::runtime::tests::{container, view};
+    use crate::grants::allocation::GrantOrigin;
+    use crate::grants::claim::{Claim, ClaimPod, ClaimRequest};
     use crate::ids::names::AllocationId;
     use crate::node::command::Command;
     use crate::node::rules::Rules;
@@ -370,6 +382,41 @@ mod tests {
         }
     }
 
+    /// Two containers that use a claim at the same time can use twice what it was granted.
+    #[test]
+    fn containers_of_a_claim_are_limited_if_all_of_them_together_are() {
+        let mut node = Node::new();
+        let id = share(&mut node);
+        let request = ClaimRequest {
+            claim: Claim { uid: "c-1".into(), namespace: "team".into(), name: "half".into() },
+            pod_claim_name: None,
+            request: "gpu".into(),
+            pods: vec![ClaimPod { uid: "uid-1".into(), name: "pod-uid-1".into() }],
+        };
+        let live = Arc::make_mut(&mut node.ledger.live).get_mut(&id).unwrap();
+        Arc::make_mut(live).origin = GrantOrigin::Claim(Arc::new(request));
+        let of = |uids: &[&str]| {
+            let containers = uids.iter().map(|uid| {
+                let container = container(uid, "main", Tie::Annotation);
+                let limits = vec![limit("GPU-0", 4096, 4096)];
+                Arc::new(RuntimeContainer { limits, ..RuntimeContainer::clone(&container) })
+            });
+            let containers = containers.collect();
+            RuntimeView { containers: [(id, containers)].into(), ..view(&[]) }
+        };
+        for (uids, expected) in [
+            (&["uid-1"][..], EnforcedBy::MemoryLimits),
+            // The kubelet prepared the claim for the first pod, and the ledger does not have the second one.
+            (&["uid-2"], EnforcedBy::MemoryLimits),
+            (&["uid-2", "uid-1"], EnforcedBy::None),
+        ] {
+            node.decide(&Command::SeeContainers(of(uids))).unwrap();
+            assert_eq!(enforced(&node, id), expected, "{uids:?}");
+            let holder = &node.ledger.live[&id].holder;
+            assert_eq!(holder.pod_uid.as_deref(), Some("uid-1"), "that of the first pod");
+        }
+    }
+
     #[test]
     fn a_reading_counts_until_it_is_a_minute_old() {
         let mut node = Node::new();
@@ -445,12 +492,11 @@ mod tests {
         whole.limit_support.gpus.insert(gpu_id("GPU-0"), None);
         node.decide(&Command::SeeContainers(whole.clone())).unwrap();
         assert_eq!(why(&node, "GPU-0", Some(0)), None);
-        let via = |node: &mut Node, api| {
-            Arc::make_mut(node.ledger.gpus.get_mut(&gpu_id("GPU-0")).unwrap()).via = Via::new(api);
-        };
-        via(&mut node, KubeletApi::Dra);
-        assert!(why(&node, "GPU-0", Some(0)).unwrap().contains("by a claim"));
-        via(&mut node, KubeletApi::DevicePlugin);
+        node.ledger.with_gpu(&gpu_id("GPU-0"), |gpu| gpu.via = Via::new(KubeletApi::Dra));
+        assert_eq!(why(&node, "GPU-0", Some(0)), None, "the guard knows the claims of this daemon");
+        Arc::make_mut(&mut node.ledger.rules).claim_grants = Some("/k/plugins/gpu.nvidia.com/grants".into());
+        assert!(why(&node, "GPU-0", Some(0)).unwrap().contains("does not know the claims"));
+        node.ledger.with_gpu(&gpu_id("GPU-0"), |gpu| gpu.via = Via::default());
         node.decide(&Command::SeeContainers(RuntimeView { is_whole: false, ..whole })).unwrap();
         assert!(why(&node, "GPU-0", Some(0)).is_some(), "the guard is away");
         let _ = node.grant("GPU-0", None, "uid-2", "main");

@@ -68,7 +68,7 @@ pub fn part_uses(owners: &Attributions<'_>, allocation: &Allocation) -> Vec<Part
 /// may use all of every part.
 #[must_use]
 pub fn limits(ledger: &Ledger, allocation: &Allocation, has_mps: bool) -> Option<(Limits, EnforcedBy)> {
-    // The container of an adopted allocation was set up by another plugin, in an unknown way.
+    // The container of an adopted allocation was set up by another plugin or an earlier store, in an unknown way.
     let has_mps = has_mps && !allocation.decision.is_adoption();
     let limits = allocation.parts().into_iter().map(|part| limits_of(ledger, allocation, part));
     let strictest = limits.reduce(Limits::min).unwrap_or_default();

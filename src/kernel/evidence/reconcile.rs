@@ -398,8 +398,13 @@ fn adopt(ledger: &Ledger, holdings: &[CheckpointEntry], now: Now, changes: &mut 
     }
 }
 
-/// Lists the devices of one part that a holding names and the offer does not, as retiring ones.
-fn list_adopted(ledger: &Ledger, resource: &Resource, ids: &[DeviceId], now: Now) -> Option<Change> {
+/// Lists the devices of one part that an adopted allocation has and the offer does not, as retiring ones.
+pub(crate) fn list_adopted(
+    ledger: &Ledger,
+    resource: &Resource,
+    ids: &[DeviceId],
+    now: Now,
+) -> Option<Change> {
     let known = ledger.part(&ids[0].part)?;
     let mut part = known.clone();
     for id in ids {

@@ -111,7 +111,8 @@ pub struct RuntimeContainer {
 /// What connects a container with an allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tie {
-    /// The annotation of the grant ([`crate::grants::annotation`]), which only the kubelet can set.
+    /// The annotation of the grant, or the mount of a claim ([`crate::grants::annotation`]), which a pod's author
+    /// cannot set.
     Annotation,
     /// The allocation's id in the environment, as older releases granted it. A pod can set it too, so it counts only if
     /// the ledger has the holder's UID from elsewhere.
@@ -146,6 +147,11 @@ impl RuntimeContainer {
     fn is_of(&self, allocation: &Allocation) -> bool {
         let known = allocation.holder.pod_uid.as_ref();
         match self.tie {
+            // The kubelet has a claim prepared once, for the first of its pods: the ledger may lack the pods that use it later.
+            Tie::Annotation if allocation.origin.claim().is_some() => true,
+            Tie::Environment if allocation.origin.claim().is_some() => {
+                allocation.pod_uids().any(|uid| uid == self.pod_uid)
+            }
             Tie::Annotation => known.is_none_or(|uid| *uid == self.pod_uid),
             Tie::Environment => known == Some(&self.pod_uid),
         }
@@ -153,14 +159,15 @@ impl RuntimeContainer {
 }
 
 impl RuntimeView {
-    /// The container of an allocation: as a rule one that has the annotation of the grant.
+    /// The container of an allocation: as a rule one that has the annotation of the grant or the mount of its claim.
     #[must_use]
     pub fn container_of(&self, allocation: &Allocation) -> Option<&RuntimeContainer> {
         let annotated = self.annotated_containers_of(allocation).next();
         annotated.or_else(|| self.containers_of(allocation).next())
     }
 
-    /// The containers that have the annotation of an allocation's grant. There are several while one is replaced.
+    /// The containers that have the annotation of an allocation's grant or the mount of its claim. There are several while one
+    /// is replaced, or if several use a claim.
     pub fn annotated_containers_of<'v, 'a>(
         &'v self,
         allocation: &'a Allocation,
@@ -220,6 +227,10 @@ pub(crate) fn see_containers(ledger: &Ledger, view: &RuntimeView, now: Now) -> V
     for id in view.containers.keys() {
         let Some(allocation) = ledger.live.get(id) else { continue };
         let Some(container) = view.container_of(allocation) else { continue };
+        // Of a claim the API server has shown the pods, and several containers can use it.
+        if allocation.origin.claim().is_some() {
+            continue;
+        }
         let holder = container.holder();
         if allocation.holder.clone().update_from(&holder) {
             changes.push(Change::HolderLearned { id: *id, holder });

@@ -153,7 +153,7 @@ pub struct Decision {
 }
 
 impl Decision {
-    /// Whether the allocation was found in the kubelet's checkpoint rather than granted.
+    /// Whether the allocation was found in the kubelet's checkpoint or in a claim's record rather than granted.
     #[must_use]
     pub fn is_adoption(&self) -> bool {
         self.by.contains(&Decider::Adopted)

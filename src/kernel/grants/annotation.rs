@@ -2,12 +2,14 @@
 //! of an Allocate response to the container at the container runtime, keeps them in its checkpoint, and repeats them
 //! when the container restarts (`pkg/kubelet/kuberuntime/labels.go`, `newContainerAnnotations`). A pod's author cannot
 //! set them, unlike environment variables: the author can only set annotations of the pod.
+//! The grant of a claim travels as the path of a mounted file instead ([`folders`]).
 
 use crate::evidence::part_use::limits_of;
 use crate::grants::allocation::Allocation;
 use crate::ids::names::{AllocationId, PartId, Resource};
 use crate::node::ledger::Ledger;
 use std::fmt;
+use std::path::{Path, PathBuf};
 
 /// The beginning of the annotation's key. The resource follows, since the kubelet merges the annotations of a
 /// container's resources by key.
@@ -91,6 +93,22 @@ impl GrantAnnotation {
     }
 }
 
+/// The folders that name a grant. The runtime mounts a file below them into the containers of the claim, so the grant
+/// travels with these containers: the kubelet gives them no annotations, but CDI gives them mounts, and the runtime shows the
+/// source of each mount to its plugins. A pod's author can mount a file of the node only by a volume of the type `hostPath`.
+/// The slashes in ids of MIG instances become underscores.
+#[must_use]
+pub fn folders(grant: &GrantAnnotation) -> PathBuf {
+    grant.to_string().split(' ').map(|word| word.replace('/', "_")).collect()
+}
+
+/// The grant that such folders name; `None` for others.
+#[must_use]
+pub fn of_folders(path: &Path) -> Option<GrantAnnotation> {
+    let words: Vec<String> = path.iter().map(|name| name.to_string_lossy().replace('_', "/")).collect();
+    GrantAnnotation::parse(&words.join(" ")).ok()
+}
+
 impl fmt::Display for GrantAnnotation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.allocation)?;
@@ -114,6 +132,20 @@ mod tests {
         let part = |name| PartId::parse(name).unwrap();
         assert_eq!(two.allocation, AllocationId { store: 42, number: 7 });
         assert_eq!(two.parts, [(part("GPU-1"), Some(4096)), (part("GPU-2"), None)]);
+    }
+
+    #[test]
+    fn the_grant_of_folders_is_the_one_that_was_written() {
+        for (grant, path) in [
+            ("0000002a-7", "0000002a-7"),
+            ("0000002a-7 GPU-1=4096 MIG-GPU-9/1/0", "0000002a-7/GPU-1=4096/MIG-GPU-9_1_0"),
+        ] {
+            let grant = GrantAnnotation::parse(grant).unwrap();
+            assert_eq!(folders(&grant), Path::new(path));
+            assert_eq!(of_folders(Path::new(path)), Some(grant));
+        }
+        assert_eq!(of_folders(Path::new("x/../GPU-1=4096")), None);
+        assert_eq!(of_folders(Path::new("")), None);
     }
 
     #[test]

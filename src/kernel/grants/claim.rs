@@ -5,6 +5,26 @@ use std::collections::BTreeMap;
 /// Most pods that an allocation of a claim names. A claim can be reserved for 256 (`ResourceClaimStatus.reservedFor`).
 pub const CLAIM_PODS_MAX: usize = 8;
 
+/// Whether it is a DNS label in lower case (RFC 1123), as names of requests and of claims in pods are.
+#[must_use]
+pub fn is_dns_label(name: &str) -> bool {
+    let is_inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    (1..=63).contains(&name.len())
+        && name.bytes().all(is_inner)
+        && !name.starts_with('-')
+        && !name.ends_with('-')
+}
+
+/// Whether it can be the UID of an object: it becomes part of a file's name.
+#[must_use]
+pub fn is_uid(uid: &str) -> bool {
+    (1..=UID_BYTES_MAX).contains(&uid.len())
+        && uid.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
+}
+
+/// The longest UID; those of the API server have 36 characters.
+const UID_BYTES_MAX: usize = 64;
+
 /// The identity of a claim.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Claim {
@@ -30,6 +50,8 @@ pub struct ClaimPod {
 pub struct ClaimRequest {
     /// The claim.
     pub claim: Claim,
+    /// The name of the claim in the specification of its pod, if it was made from a ResourceClaimTemplate.
+    pub pod_claim_name: Option<String>,
     /// The request's name in the claim, without that of a subrequest.
     pub request: String,
     /// The first [`CLAIM_PODS_MAX`] pods that the claim was reserved for when it was last prepared.
@@ -41,6 +63,8 @@ pub struct ClaimRequest {
 pub struct ClaimOfServer {
     /// Its identity.
     pub claim: Claim,
+    /// See [`ClaimRequest::pod_claim_name`].
+    pub pod_claim_name: Option<String>,
     /// The pods that it is reserved for.
     pub pods: Vec<ClaimPod>,
     /// The devices that the scheduler allocated, of all drivers and nodes.

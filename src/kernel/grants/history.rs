@@ -400,6 +400,8 @@ fn record_len(
     const PAIR: usize = 8;
     /// `"claim":{"uid":"","namespace":"","name":"","request":"","pods":[]},`
     const CLAIM: usize = 72;
+    /// `"podClaimName":"",`
+    const POD_CLAIM_NAME: usize = 18;
     let parts: usize = devices
         .chunk_by(|a, b| a.part == b.part)
         .map(|of_part| PART + of_part[0].part.as_str().len() + of_part.len() * SHARE)
@@ -408,10 +410,11 @@ fn record_len(
     let environment: usize = decision.environment.iter().map(|(k, v)| json_len(k) + json_len(v) + PAIR).sum();
     let held: usize = held.into_iter().flatten().map(json_len).sum();
     let claim = origin.claim().map_or(0, |request| {
-        let ClaimRequest { claim: Claim { uid, namespace, name }, request, pods } = request;
+        let ClaimRequest { claim: Claim { uid, namespace, name }, pod_claim_name, request, pods } = request;
         let texts: usize = [uid, namespace, name, request].into_iter().map(|text| json_len(text)).sum();
         let pods = pods.iter().map(|pod| json_len(&pod.uid) + json_len(&pod.name) + PAIR);
-        CLAIM + texts + pods.sum::<usize>()
+        let pod_claim_name = pod_claim_name.as_ref().map_or(0, |name| json_len(name) + POD_CLAIM_NAME);
+        CLAIM + texts + pod_claim_name + pods.sum::<usize>()
     });
     FRAME + resource.as_str().len() + parts + held + claim + by + environment + json_len(&decision.reason)
 }

@@ -5,18 +5,18 @@
 //! does not refuse them. It allocates by what was published, and two schedulers, a device that was taken away by force, or
 //! a pod that still ends, can make it allocate what is not free: nothing that is held is granted (I2).
 
-use crate::evidence::reconcile::end_changes;
+use crate::evidence::reconcile::{end_changes, list_adopted};
 use crate::grants::allocate::{check_answer, check_counters, check_enforceable, check_room, new_allocation};
 use crate::grants::allocation::{Allocation, EndReason, GrantOrigin};
 use crate::grants::claim::{CLAIM_PODS_MAX, Claim, ClaimPod, ClaimRequest};
-use crate::ids::names::{DeviceId, Resource};
+use crate::ids::names::{AllocationId, DeviceId, GpuId, Resource};
 use crate::ids::time::Now;
 use crate::node::change::{Change, Entry};
 use crate::node::command::{StackAnswer, Verdict};
 use crate::node::ledger::{Ledger, Ungrantable};
 use crate::node::refusal::Refusal;
 use crate::policy::hooks::AdmitRequest;
-use crate::sharing::via::KubeletApi;
+use crate::sharing::via::{KubeletApi, Via};
 use std::sync::Arc;
 
 /// A claim as the API server shows it while the kubelet wants it prepared.
@@ -24,6 +24,8 @@ use std::sync::Arc;
 pub struct ClaimToPrepare {
     /// The claim.
     pub claim: Claim,
+    /// See [`ClaimRequest::pod_claim_name`].
+    pub pod_claim_name: Option<String>,
     /// The pods that it is reserved for; those beyond [`CLAIM_PODS_MAX`] are not recorded.
     pub pods: Vec<ClaimPod>,
     /// Its requests with devices of this node, each once.
@@ -52,6 +54,7 @@ impl ClaimToPrepare {
     fn recorded(&self, request: &RequestToPrepare) -> ClaimRequest {
         ClaimRequest {
             claim: self.claim.clone(),
+            pod_claim_name: self.pod_claim_name.clone(),
             request: request.name.clone(),
             pods: self.pods.iter().take(CLAIM_PODS_MAX).cloned().collect(),
         }
@@ -100,6 +103,60 @@ pub fn unprepare(ledger: &Ledger, claim_uid: &str) -> Vec<Change> {
     let ends: Vec<_> =
         allocations_of(ledger, claim_uid).iter().map(|a| (a.id, EndReason::Released)).collect();
     end_changes(ledger, &ends)
+}
+
+/// Takes over allocations of claims that an earlier store granted, since their containers may run. Their GPUs are granted
+/// through DRA from then on. An allocation is passed over if this store knows it, if another allocation holds one of its
+/// devices or excludes it (I2), or if the device plugin has granted any device of its GPUs.
+#[must_use]
+pub fn adopt(ledger: &Ledger, found: &[Allocation], now: Now) -> Vec<Change> {
+    let (mut judged, mut changes) = (ledger.clone(), Vec::new());
+    for allocation in found {
+        let gpus = judged.gpus_of(allocation);
+        let held = gpus.iter().flat_map(|gpu| judged.allocations_on(judged.parts_of(gpu)));
+        let is_taken = held.into_iter().any(|other| {
+            other.origin == GrantOrigin::DevicePlugin
+                || other.devices.iter().any(|id| allocation.devices.contains(id))
+        });
+        if is_taken || is_known(&judged, allocation.id) {
+            continue;
+        }
+        let mut adoption: Vec<Change> =
+            gpus.iter().filter_map(|gpu| move_to_dra(&judged, gpu, now)).collect();
+        let by_part = allocation.devices.chunk_by(|a, b| a.part == b.part);
+        adoption.extend(by_part.filter_map(|ids| list_adopted(&judged, &allocation.resource, ids, now)));
+        adoption.push(Change::Granted(allocation.clone()));
+        let mut next = judged.clone();
+        next.apply(&Entry { at: now, changes: adoption.clone() });
+        let parts = allocation.devices.iter().filter_map(|id| next.part(&id.part));
+        let has_room = parts.into_iter().all(|part| next.taken(part).excess(u64::MAX).is_none());
+        if has_room {
+            judged = next;
+            changes.extend(adoption);
+        }
+    }
+    changes
+}
+
+/// Whether this store has granted or recorded the allocation with this id. One that it has granted and that is not live has
+/// ended.
+fn is_known(ledger: &Ledger, id: AllocationId) -> bool {
+    let is_granted = id.store == ledger.store && id.number < ledger.next_number;
+    is_granted || ledger.live.contains_key(&id) || ledger.ended.get(id).is_some()
+}
+
+/// The change by which this GPU is granted through DRA; `None` if it is already.
+fn move_to_dra(ledger: &Ledger, gpu: &GpuId, now: Now) -> Option<Change> {
+    let via = &ledger.gpus.get(gpu)?.via;
+    (via.api != KubeletApi::Dra).then(|| {
+        let via = Via {
+            why: "a claim held it when the daemon started".into(),
+            since_wall_ms: now.wall_ms,
+            since_mono_ms: now.mono_ms,
+            ..Via::new(KubeletApi::Dra)
+        };
+        Change::ViaChanged { gpu: gpu.clone(), via }
+    })
 }
 
 /// The live allocations of a claim, oldest first.

@@ -5,6 +5,7 @@ use crate::drain::marks::{Author, Order, Owners};
 use crate::evidence::kubelet_view::ReconcileView;
 use crate::evidence::pods::PodsView;
 use crate::evidence::runtime::RuntimeView;
+use crate::grants::allocation::Allocation;
 use crate::grants::prepare::ClaimToPrepare;
 use crate::hardware::device_access::DeviceAccess;
 use crate::hardware::gpu::Inventory;
@@ -49,6 +50,8 @@ pub enum Command {
         /// The claim's UID.
         claim: String,
     },
+    /// Allocations of claims that an earlier store granted, as their records show them.
+    AdoptClaims(Vec<Allocation>),
     /// The result of an inventory scan.
     RecordScan(Inventory),
     /// The triage of a reading.
@@ -205,6 +208,7 @@ impl Command {
             Self::Allocate { .. } => "allocate",
             Self::Prepare { .. } => "prepare",
             Self::Unprepare { .. } => "unprepare",
+            Self::AdoptClaims(_) => "adoptClaims",
             Self::RecordScan(_) => "recordScan",
             Self::ApplyTriage(_) => "applyTriage",
             Self::Offer(_) => "offer",

@@ -6,6 +6,7 @@ use crate::grants::history::HistoryLimit;
 use crate::ids::time::Timing;
 use crate::policy::version::TrustedKey;
 use crate::sharing::via::KubeletApi;
+use std::sync::Arc;
 
 /// Settings of the rules. They are part of the ledger, so that a reader of a snapshot has the rules that its offers and
 /// grants obey. They are not stored: each start sets them from the configuration.
@@ -19,6 +20,8 @@ pub struct Rules {
     pub enforcement: Enforcement,
     /// What the guard does about containers that can use GPUs that were not allocated to them.
     pub bypass: BypassRules,
+    /// The folder of the files by which the guard knows what claims were granted.
+    pub claim_grants: Option<Arc<str>>,
     /// The API through which new GPUs are granted.
     pub via: KubeletApi,
     /// Limits of the history of ended allocations.
@@ -46,6 +49,7 @@ impl Default for Rules {
             overcommit_percent: 100,
             enforcement: Enforcement::default(),
             bypass: BypassRules::default(),
+            claim_grants: None,
             via: KubeletApi::default(),
             history: HistoryLimit::default(),
             trusted_keys: Vec::new(),

@@ -8,7 +8,7 @@ use std::sync::Arc;
 pub enum Decider {
     /// The built-in rules, where all policies passed.
     Baseline,
-    /// No policy: the allocation was found in the kubelet's checkpoint rather than granted.
+    /// No policy: the allocation was found in the kubelet's checkpoint or in a claim's record rather than granted.
     Adopted,
     /// The policy with this label, `name@digest12`.
     Policy(Arc<str>),

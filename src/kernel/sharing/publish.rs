@@ -139,7 +139,7 @@ pub struct Versions {
     pub cuda: Option<String>,
 }
 
-/// The devices to publish, in the order in which the scheduler tries them.
+/// The devices to publish, by the index of the GPU and the name.
 #[must_use]
 pub fn publication(ledger: &Ledger, versions: &Versions) -> Vec<PublishedDevice> {
     let parts = ledger.parts.values().filter(|part| is_granted_through_dra(ledger, part));
@@ -172,12 +172,15 @@ fn why_no_claims_of(ledger: &Ledger, part: &PartState, no_shares: Option<&str>) 
         return None;
     }
     let Some((_, shares)) = shares(ledger, part) else { return Some("nothing is offered on it".to_owned()) };
-    if ledger.rules.enforcement == Enforcement::Require && shares.memory_mib > 0 {
-        return Some(
-            "it is offered in shares that set memory aside, and with `enforce.memory: require` no claim is granted those, since \
-             the guard does not limit the memory of containers with claims"
-                .to_owned(),
-        );
+    let why_no_limit = || ledger.why_not_limitable(part);
+    if ledger.rules.enforcement == Enforcement::Require
+        && shares.memory_mib > 0
+        && let Some(why) = why_no_limit()
+    {
+        return Some(format!(
+            "it is offered in shares that set memory aside, which `enforce.memory: require` grants only where that can be enforced: \
+             {why}"
+        ));
     }
     no_shares.map(|why| format!("it is offered in shares, which are not published: {why}"))
 }
@@ -307,6 +310,17 @@ fn published(ledger: &Ledger, part: &PartState, versions: &Versions) -> Vec<Publ
         devices.iter_mut().for_each(|device| device.counter = Some(name.clone()));
     }
     devices
+}
+
+/// The attributes of a device that an allocation holds, as its slice has them; `None` for a part that is not known.
+#[must_use]
+pub fn attributes_of(
+    ledger: &Ledger,
+    resource: &Resource,
+    id: &DeviceId,
+    versions: &Versions,
+) -> Option<BTreeMap<String, Attribute>> {
+    Some(attributes(ledger.part(&id.part)?, resource, id.share.is_some(), versions))
 }
 
 fn attributes(

@@ -1,10 +1,13 @@
-//! The CDI specification of each prepared claim: the variables and mounts of its allocations. The GPU itself comes from
+//! The CDI specification of each prepared claim: the variables and mounts of its allocations. The files that its containers
+//! find are written here, too. The GPU itself comes from
 //! the specification that containers of the device plugin use, too.
 //!
 //! Containers of a pod start again with the ids that the kubelet has kept, so a claim's specification must be there as long
 //! as the claim is prepared: after a reboot, which empties `/var/run`, and after a deletion.
 
 use super::DriverSettings;
+use super::metadata::{self, Publisher};
+use super::record;
 use crate::convert;
 use crate::edits::{DeviceListStrategy, Edits, device_name};
 use crate::settings::CurrentEdits;
@@ -13,6 +16,8 @@ use berth_files::FolderEvents;
 use berth_kernel::grants::allocation::Allocation;
 use berth_kernel::hardware::gpu::Part;
 use berth_kernel::node::ledger::Ledger;
+use berth_kernel::sharing::publish::Versions;
+use berth_observe::counters::DriverVersions;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -37,10 +42,21 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 /// The interval where the folder's events cannot be received.
 const CHECK_INTERVAL_WITHOUT_EVENTS: Duration = Duration::from_secs(1);
 
+/// What a prepared claim needs.
+struct Wanted {
+    /// Its CDI specification.
+    specification: String,
+    /// The files that its containers find, and its record: paths on the node, and contents.
+    files: Vec<(PathBuf, String)>,
+}
+
 /// The specifications of the claims that are prepared.
 pub(super) struct Specifications {
     driver: String,
+    pool: String,
     folder: PathBuf,
+    /// The folder of the files that the claims' containers find, by claim.
+    grants: PathBuf,
     edits: CurrentEdits,
     kernel: KernelHandle,
     /// Held while files change, so that none is removed by a snapshot that is older than its claim's grant.
@@ -49,10 +65,12 @@ pub(super) struct Specifications {
 
 impl Specifications {
     pub(super) fn new(settings: &DriverSettings, kernel: KernelHandle) -> Self {
-        let DriverSettings { driver, cdi_dir, edits, .. } = settings;
+        let DriverSettings { driver, node, cdi_dir, edits, .. } = settings;
         Self {
             driver: driver.clone(),
+            pool: node.clone(),
             folder: cdi_dir.clone(),
+            grants: settings.grants_folder(),
             edits: edits.clone(),
             kernel,
             writing: tokio::sync::Mutex::default(),
@@ -71,17 +89,20 @@ impl Specifications {
         format!("{}={}", edits.cdi_kind, device_name(part, edits.id_strategy))
     }
 
-    /// Writes the specification of a claim that is prepared.
+    /// Writes the specification of a claim that is prepared, and the files that its containers find.
     ///
     /// # Errors
-    /// If the folder cannot be written.
+    /// If a folder cannot be written.
     pub(super) async fn write(&self, uid: &str, ledger: &Ledger) -> io::Result<()> {
-        let Some(text) = self.wanted(ledger).remove(uid) else { return Ok(()) };
+        let Some(wanted) = self.wanted(ledger, Some(uid)).remove(uid) else { return Ok(()) };
         let _writing = self.writing.lock().await;
-        write_atomically(self.path(uid), text).await
+        for (path, content) in wanted.files {
+            write_atomically(path, content, Durability::NotSynced).await?;
+        }
+        write_atomically(self.path(uid), wanted.specification, Durability::SyncedBeforeRename).await
     }
 
-    /// Removes the specification of a claim that was released.
+    /// Removes the specification of a claim that was released, and the files that its containers find.
     pub(super) async fn remove(&self, uid: &str) {
         let _writing = self.writing.lock().await;
         let path = self.path(uid);
@@ -89,6 +110,9 @@ impl Specifications {
             && error.kind() != io::ErrorKind::NotFound
         {
             tracing::debug!(path = %path.display(), %error, "a CDI specification could not be removed; the next check removes it");
+        }
+        if let Err(error) = remove_folder(&self.grants.join(uid)) {
+            tracing::debug!(claim = uid, %error, "the files of a claim could not be removed; the next check removes them");
         }
     }
 
@@ -101,46 +125,73 @@ impl Specifications {
         format!("{}-{CLASS}_", self.driver)
     }
 
-    /// The specifications of all prepared claims, by their UIDs.
-    fn wanted(&self, ledger: &Ledger) -> BTreeMap<String, String> {
+    /// What prepared claims need, by their UIDs: all of them, or one.
+    fn wanted(&self, ledger: &Ledger, only: Option<&str>) -> BTreeMap<String, Wanted> {
         let mut by_claim: BTreeMap<&str, Vec<&Allocation>> = BTreeMap::new();
         for allocation in ledger.live.values() {
-            if let Some(request) = allocation.origin.claim() {
+            let request = allocation.origin.claim();
+            if let Some(request) = request.filter(|request| only.is_none_or(|uid| request.claim.uid == uid)) {
                 by_claim.entry(&request.claim.uid).or_default().push(allocation);
             }
         }
+        let DriverVersions { driver, cuda } = self.kernel.counters().gpus.versions();
+        let (publisher, versions) =
+            (Publisher { driver: &self.driver, pool: &self.pool }, Versions { driver, cuda });
         let edits = Edits {
             strategies: [DeviceListStrategy::CdiCri].into(),
             pass_device_specs: false,
             ..Edits::clone(&self.edits.borrow())
         };
-        let text = |allocations: Vec<&Allocation>| {
-            let devices = allocations.iter().flat_map(|allocation| {
-                let edits = container_edits(allocation, ledger, &edits);
+        let wanted = |(uid, allocations): (&str, Vec<&Allocation>)| {
+            let folder = self.grants.join(uid);
+            let file = |allocation| metadata::file(ledger, allocation, &allocations, publisher, &versions);
+            let files: Vec<_> = allocations.iter().map(|allocation| file(allocation)).collect();
+            let devices = allocations.iter().zip(&files).flat_map(|(allocation, file)| {
+                let file = file.as_ref().map(|file| (folder.join(&file.path), &file.container_paths));
+                let edits = container_edits(allocation, ledger, &edits, file.as_ref());
                 (0..allocation.devices.len())
                     .map(move |index| json!({"name": cdi_name(allocation, index), "containerEdits": edits}))
             });
             let devices: Vec<Value> = devices.collect();
             let kind = format!("{}/{CLASS}", self.driver);
-            json!({"cdiVersion": CDI_VERSION, "kind": kind, "devices": devices}).to_string()
+            let specification =
+                json!({"cdiVersion": CDI_VERSION, "kind": kind, "devices": devices}).to_string();
+            let record =
+                record::content(ledger, &allocations).map(|content| (folder.join(record::FILE), content));
+            let files =
+                files.into_iter().flatten().map(|file| (folder.join(file.path), file.content)).chain(record);
+            (uid.to_owned(), Wanted { specification, files: files.collect() })
         };
-        by_claim.into_iter().map(|(uid, allocations)| (uid.to_owned(), text(allocations))).collect()
+        by_claim.into_iter().map(wanted).collect()
     }
 
-    /// Writes the specifications that are missing or differ, and removes those of claims that are not prepared.
+    /// Writes the specifications and files that are missing or differ, and removes those of claims that are not prepared.
     ///
     /// # Errors
     /// The first error; all other files are up to date then.
     pub(super) async fn bring_up_to_date(&self) -> io::Result<()> {
         let _writing = self.writing.lock().await;
-        let wanted = self.wanted(&self.kernel.snapshot());
+        let wanted = self.wanted(&self.kernel.snapshot(), None);
         let mut found = self.found()?;
-        let mut result = Ok(());
-        for (uid, text) in wanted {
+        // The folder is watched, so it is there although no claim is prepared.
+        fs::create_dir_all(&self.grants).map_err(|error| at(&self.grants, &error))?;
+        let mut result = self.remove_files_of_others(&wanted);
+        for (uid, Wanted { specification, files }) in wanted {
+            // The specification names them, so they come first.
+            for (path, content) in files {
+                // One that cannot be read is written again.
+                let known = berth_files::read(&path, BYTES_MAX).unwrap_or_default();
+                if known != content.as_bytes()
+                    && let Err(error) = write_atomically(path, content, Durability::NotSynced).await
+                {
+                    result = Err(error);
+                }
+            }
             let path = self.path(&uid);
             let known = path.file_name().and_then(|name| found.remove(name));
-            if known.as_deref() != Some(text.as_bytes())
-                && let Err(error) = write_atomically(path, text).await
+            if known.as_deref() != Some(specification.as_bytes())
+                && let Err(error) =
+                    write_atomically(path, specification, Durability::SyncedBeforeRename).await
             {
                 result = Err(error);
             }
@@ -155,7 +206,20 @@ impl Specifications {
         result
     }
 
-    /// The files of this driver's claims, with their contents.
+    /// Removes the files of claims that are not prepared.
+    fn remove_files_of_others(&self, wanted: &BTreeMap<String, Wanted>) -> io::Result<()> {
+        let entries = match fs::read_dir(&self.grants) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        let names = entries.filter_map(|entry| Some(entry.ok()?.file_name()));
+        let others = names.filter(|name| name.to_str().is_none_or(|uid| !wanted.contains_key(uid)));
+        let removed: Vec<_> = others.map(|name| remove_folder(&self.grants.join(name))).collect();
+        removed.into_iter().collect()
+    }
+
+    /// The specifications of this driver's claims, with their contents.
     fn found(&self) -> io::Result<BTreeMap<OsString, Vec<u8>>> {
         let entries = match fs::read_dir(&self.folder) {
             Ok(entries) => entries,
@@ -175,7 +239,7 @@ impl Specifications {
         Ok(ours.map(|name| (name.clone(), content(&name))).collect())
     }
 
-    /// Keeps the specifications up to date; never returns.
+    /// Keeps the specifications and files up to date; never returns.
     pub(super) async fn keep(self: Arc<Self>) {
         let (mut snapshots, mut edits) = (self.kernel.watch(), self.edits.clone());
         let mut events = FolderEvents::new().ok();
@@ -186,12 +250,13 @@ impl Specifications {
             edits.mark_unchanged();
             let is_same = live.as_ref().is_some_and(|live| Arc::ptr_eq(live, &now_live));
             let has_events =
-                events.as_mut().is_some_and(|events| events.watch([self.folder.as_path()]).is_ok())
-                    && self.folder.is_dir();
+                events.as_mut().is_some_and(|events| events.watch([&*self.folder, &*self.grants]).is_ok())
+                    && self.folder.is_dir()
+                    && self.grants.is_dir();
             if is_due || !is_same {
-                let folder = self.folder.display();
+                let (folder, files) = (self.folder.display(), self.grants.display());
                 if let Err(error) = self.bring_up_to_date().await {
-                    tracing::warn!(%folder, %error, "the CDI specifications of claims cannot be written");
+                    tracing::warn!(%folder, %files, %error, "the CDI specifications or files of claims cannot be written or removed");
                     // The attempt itself changes the folder.
                     sleep(RETRY_INTERVAL).await;
                     continue;
@@ -231,8 +296,13 @@ fn cdi_name(allocation: &Allocation, index: usize) -> String {
     format!("{}-{index}", allocation.id)
 }
 
-/// What an allocation changes in its containers, besides their GPUs.
-fn container_edits(allocation: &Allocation, ledger: &Ledger, edits: &Edits) -> Value {
+/// What an allocation changes in its containers, besides their GPUs. `file`: its file, on the node and in the containers.
+fn container_edits(
+    allocation: &Allocation,
+    ledger: &Ledger,
+    edits: &Edits,
+    file: Option<&(PathBuf, &[String; 2])>,
+) -> Value {
     let response = convert::response(allocation, ledger, edits);
     let mut environment: Vec<String> =
         response.envs.iter().map(|(key, value)| format!("{key}={value}")).collect();
@@ -246,7 +316,12 @@ fn container_edits(allocation: &Allocation, ledger: &Ledger, edits: &Edits) -> V
             "options": [access, "nosuid", "nodev", "rbind"],
         })
     });
-    let mounts: Vec<Value> = mounts.collect();
+    let files = file.iter().flat_map(|(path, container_paths)| {
+        container_paths.iter().map(move |container_path| {
+            json!({"hostPath": path, "containerPath": container_path, "options": ["ro", "nosuid", "nodev", "bind"]})
+        })
+    });
+    let mounts: Vec<Value> = mounts.chain(files).collect();
     let nodes = response.devices.iter().map(|node| {
         json!({"path": node.container_path, "hostPath": node.host_path, "permissions": node.permissions})
     });
@@ -260,19 +335,49 @@ fn container_edits(allocation: &Allocation, ledger: &Ledger, edits: &Edits) -> V
     all
 }
 
-/// A container runtime that reads the folder meanwhile finds the old file or the new one. The name of the temporary file
-/// has no suffix that it reads.
-async fn write_atomically(path: PathBuf, text: String) -> io::Result<()> {
+/// Removes a folder, or a file of that name.
+fn remove_folder(path: &Path) -> io::Result<()> {
+    let removed = match fs::remove_dir_all(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotADirectory => fs::remove_file(path),
+        removed => removed,
+    };
+    match removed {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(at(path, &error)),
+        _ => Ok(()),
+    }
+}
+
+/// The error with the path that it is about.
+fn at(path: &Path, error: &io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("{}: {error}", path.display()))
+}
+
+/// A reader of the folder finds the old file or the new one. The name of the temporary file has no suffix that a container
+/// runtime reads.
+async fn write_atomically(path: PathBuf, text: String, durability: Durability) -> io::Result<()> {
     let write = move || {
         let folder = path.parent().unwrap_or(Path::new("/"));
         fs::create_dir_all(folder)?;
         let temporary = path.with_extension(&TEMPORARY_SUFFIX[1..]);
         let written = File::create(&temporary).and_then(|mut file| {
             file.write_all(text.as_bytes())?;
-            file.sync_all()?;
+            if durability == Durability::SyncedBeforeRename {
+                file.sync_all()?;
+            }
             fs::rename(&temporary, &path)
         });
-        written.inspect_err(|_| drop(fs::remove_file(&temporary)))
+        written.map_err(|error| {
+            drop(fs::remove_file(&temporary));
+            at(&path, &error)
+        })
     };
     tokio::task::spawn_blocking(write).await.map_err(io::Error::other)?
+}
+
+/// Whether a file's content is on the disk before the file has its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Durability {
+    SyncedBeforeRename,
+    /// The content may be lost when the power fails; the check at the next start writes it again.
+    NotSynced,
 }

@@ -200,5 +200,10 @@ pub(super) fn to_prepare(claim: &ClaimOfServer, devices: &[ClaimedDevice]) -> Cl
             answer: StackAnswer::NotCalled,
         }
     });
-    ClaimToPrepare { claim: claim.claim.clone(), pods: claim.pods.clone(), requests: requests.collect() }
+    ClaimToPrepare {
+        claim: claim.claim.clone(),
+        pod_claim_name: claim.pod_claim_name.clone(),
+        pods: claim.pods.clone(),
+        requests: requests.collect(),
+    }
 }

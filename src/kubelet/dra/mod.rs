@@ -6,16 +6,21 @@
 //!   service    prepares and unprepares claims
 //!   claims     what a claim of the API server requests of this node
 //!   cdi        one specification for each prepared claim
+//!   metadata   one file for each request of a claim, which its containers can read
+//!   record     what a daemon adopts after the loss of its store
 //!   health     the stream of the devices' health
 //! ```
 
 mod cdi;
 mod claims;
 mod health;
+mod metadata;
+mod record;
 mod register;
 mod service;
 
 pub use claims::ClaimReader;
+pub use record::adopt_claims;
 pub use register::DriverRegistration;
 
 use crate::settings::CurrentEdits;
@@ -24,7 +29,7 @@ use berth_core::KernelHandle;
 use cdi::Specifications;
 use register::Registrar;
 use service::Driver;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
@@ -70,6 +75,12 @@ impl DriverSettings {
         self.root_dir.join("plugins").join(&self.driver).join("dra.sock")
     }
 
+    /// See [`grants_folder`].
+    #[must_use]
+    pub fn grants_folder(&self) -> PathBuf {
+        grants_folder(&self.root_dir, &self.driver)
+    }
+
     /// The socket that the kubelet's plugin watcher finds. The watcher dials it with its escaped path as `:authority`. The
     /// HTTP/2 library accepts that because of the `@`: what is before it may have escapes (RFC 3986, 3.2.1), and a host
     /// may not.
@@ -77,6 +88,12 @@ impl DriverSettings {
     pub fn registration_socket(&self) -> PathBuf {
         self.root_dir.join("plugins_registry").join(format!("{}@reg.sock", self.driver))
     }
+}
+
+/// The folder of the files that containers of claims find, with a subfolder for each claim, named by its UID. `root_dir`: the kubelet's.
+#[must_use]
+pub fn grants_folder(root_dir: &Path, driver: &str) -> PathBuf {
+    root_dir.join("plugins").join(driver).join("grants")
 }
 
 /// The driver never closes an idle connection. If it did, the kubelet would assume that the driver is gone, and delete the

@@ -16,7 +16,7 @@ use berth_core::KernelHandle;
 use berth_core::keeper::{CommandError, Snapshot};
 use berth_kernel::evidence::running::running_sources;
 use berth_kernel::grants::allocation::Allocation;
-use berth_kernel::grants::claim::ClaimOfServer;
+use berth_kernel::grants::claim::{ClaimOfServer, is_uid};
 use berth_kernel::grants::prepare::allocations_of;
 use berth_kernel::ids::time::Now;
 use berth_kernel::node::refusal::Refusal;
@@ -31,6 +31,7 @@ use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tonic::{Code, Request, Response, Status};
 
@@ -38,14 +39,15 @@ use tonic::{Code, Request, Response, Status};
 const CLAIMS_MAX: usize = 256;
 /// The largest request: each claim has a namespace, a name and a UID of at most 63, 253 and 36 bytes.
 const REQUEST_BYTES_MAX: usize = 1024 * 1024;
-/// The longest UID; those of the API server have 36 characters.
-const UID_BYTES_MAX: usize = 64;
 /// The longest wait for a claim from the API server.
 const READ_MAX: Duration = Duration::from_secs(10);
 /// The wait before a command is tried again that did not reach the ledger.
 const RETRY: Duration = Duration::from_millis(500);
 /// How often it is checked in [`DriverSettings::gone_after`] whether the API server still has a claim.
 const GONE_CHECKS: u32 = 10;
+/// Most commands at a time that wait for the keeper, so that a burst of claims does not fill its inbox and make it refuse an
+/// Allocate, which the kubelet does not repeat.
+const COMMANDS_MAX: usize = 16;
 /// The interval at which releases that could not be recorded are tried again.
 const RELEASE_RETRY: Duration = Duration::from_secs(5);
 
@@ -68,6 +70,8 @@ pub(super) struct Driver {
     chosen: Mutex<ChosenShares>,
     /// UIDs of claims whose release could not be recorded.
     unreleased: Mutex<BTreeSet<String>>,
+    /// See [`COMMANDS_MAX`].
+    commands: Semaphore,
 }
 
 /// The calls for one claim that are being answered.
@@ -109,7 +113,7 @@ enum PrepareError {
          (`berth node check` shows why)"
     )]
     NoCdi,
-    #[error("the CDI specification of the claim could not be written: {0}")]
+    #[error("the files of the claim could not be written: {0}")]
     Specification(std::io::Error),
 }
 
@@ -154,11 +158,6 @@ fn checked(claims: Vec<Claim>) -> Result<Vec<Claim>, Status> {
     if claims.len() > CLAIMS_MAX {
         return Err(Status::invalid_argument(format!("more than {CLAIMS_MAX} claims in one call")));
     }
-    // It becomes part of a file's name.
-    let is_uid = |uid: &str| {
-        (1..=UID_BYTES_MAX).contains(&uid.len())
-            && uid.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
-    };
     if let Some(claim) = claims.iter().find(|claim| !is_uid(&claim.uid)) {
         return Err(Status::invalid_argument(format!("claim {:?} has no valid UID", claim.name)));
     }
@@ -173,7 +172,8 @@ impl Driver {
         specifications: Arc<Specifications>,
     ) -> Self {
         let (calls, chosen, unreleased) = Default::default();
-        Self { settings, kernel, claims, specifications, calls, chosen, unreleased }
+        let commands = Semaphore::new(COMMANDS_MAX);
+        Self { settings, kernel, claims, specifications, calls, chosen, unreleased, commands }
     }
 
     fn calls_of(&self, uid: &str) -> Arc<CallsOfClaim> {
@@ -279,7 +279,10 @@ impl Driver {
             return Err(PrepareError::Voided);
         }
         let (devices, _chosen) = self.choose(&claim)?;
-        let prepared = match self.kernel.prepare(to_prepare(&claim, &devices)).await {
+        let permit = self.commands.acquire().await;
+        let prepared = self.kernel.prepare(to_prepare(&claim, &devices)).await;
+        drop(permit);
+        let prepared = match prepared {
             Ok(prepared) => prepared,
             Err(CommandError::Refused(
                 refusal @ (Refusal::Held { .. } | Refusal::DoesNotFit { .. } | Refusal::Moved),
@@ -408,7 +411,9 @@ impl Driver {
     }
 
     async fn release(&self, uid: &str) -> Result<(), CommandError> {
+        let permit = self.commands.acquire().await;
         self.kernel.unprepare(uid.to_owned()).await?;
+        drop(permit);
         self.unreleased.lock().remove(uid);
         self.specifications.remove(uid).await;
         Ok(())

@@ -497,6 +497,7 @@ fn the_largest_health_fits_into_a_record() {
 fn claimed() -> Allocation {
     let origin = GrantOrigin::Claim(Arc::new(ClaimRequest {
         claim: Claim { uid: "c-1".into(), namespace: "ml".into(), name: "train".into() },
+        pod_claim_name: None,
         request: "gpu".into(),
         pods: vec![ClaimPod { uid: "u-1".into(), name: "train-0".into() }],
     }));

@@ -84,7 +84,7 @@ prop_compose! {
                 let (uid, namespace, name) = claim;
                 let pods = pods.into_iter().map(|(uid, name)| ClaimPod { uid, name }).collect();
                 let claim = Claim { uid, namespace, name };
-                GrantOrigin::Claim(Arc::new(ClaimRequest { claim, request, pods }))
+                GrantOrigin::Claim(Arc::new(ClaimRequest { claim, pod_claim_name: pod.clone(), request, pods }))
             }),
             holder: Holder { namespace, pod, pod_uid, container },
             overlapped,

@@ -60,6 +60,8 @@ struct Claim {
     uid: String,
     namespace: String,
     name: String,
+    #[serde(rename = "podClaimName", default, skip_serializing_if = "Option::is_none")]
+    pod_claim_name: Option<String>,
     request: String,
     /// UID and name of each.
     pods: Vec<(String, String)>,
@@ -69,13 +71,15 @@ impl Claim {
     fn from_kernel(request: &claim::ClaimRequest) -> Self {
         let claim::Claim { uid, namespace, name } = request.claim.clone();
         let pods = request.pods.iter().map(|pod| (pod.uid.clone(), pod.name.clone())).collect();
-        Self { uid, namespace, name, request: request.request.clone(), pods }
+        let (pod_claim_name, request) = (request.pod_claim_name.clone(), request.request.clone());
+        Self { uid, namespace, name, pod_claim_name, request, pods }
     }
 
     fn into_kernel(self) -> GrantOrigin {
         let pods = self.pods.into_iter().map(|(uid, name)| claim::ClaimPod { uid, name });
         GrantOrigin::Claim(Arc::new(claim::ClaimRequest {
             claim: claim::Claim { uid: self.uid, namespace: self.namespace, name: self.name },
+            pod_claim_name: self.pod_claim_name,
             request: self.request,
             pods: pods.collect(),
         }))

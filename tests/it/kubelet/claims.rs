@@ -10,7 +10,9 @@ use berth_kernel::hardware::gpu::{Reading, XID};
 use berth_kernel::ids::names::DeviceId;
 use berth_kernel::node::command::Command;
 use berth_kernel::sharing::via::KubeletApi;
-use berth_kubelet::dra::{ClaimReader, DraDriver, DriverRegistration, DriverSettings, RunningDriver};
+use berth_kubelet::dra::{
+    ClaimReader, DraDriver, DriverRegistration, DriverSettings, RunningDriver, adopt_claims,
+};
 use berth_kubelet::{ConnectionTimeouts, DeviceListStrategy, Edits};
 use berth_proto::dra::dra_plugin_client::DraPluginClient;
 use berth_proto::dra::{self, NodePrepareResourcesRequest, NodeUnprepareResourcesRequest};
@@ -20,7 +22,7 @@ use berth_proto::{v1, v1alpha1};
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, join_all};
 use hyper_util::rt::TokioIo;
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -123,6 +125,7 @@ impl ClaimNode {
         let uid = format!("uid-{name}");
         let claim = ClaimOfServer {
             claim: Claim { uid: uid.clone(), namespace: "ns".into(), name: name.into() },
+            pod_claim_name: None,
             pods: vec![ClaimPod { uid: format!("pod-of-{name}"), name: format!("pod-{name}") }],
             results,
         };
@@ -415,6 +418,91 @@ async fn the_specifications_of_prepared_claims_are_always_there() {
     node.restart().await;
     until_async("the folder is up to date", || file.exists() && !stale.exists()).await;
     assert!(foreign.exists());
+}
+
+/// The file's path on the node names the grant, and the guard reads it there.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn containers_of_a_claim_find_the_attributes_of_their_devices() {
+    let mut node = ClaimNode::shared(Duration::from_millis(200)).await;
+    let claim = node.shares("half", &[(0, 2)]);
+    node.server.claims.lock().unwrap().get_mut("half").unwrap().pod_claim_name = Some("a-gpu".into());
+    node.prepare(&claim).await.unwrap();
+    let specification: Value =
+        serde_json::from_slice(&fs::read(node.specification(&claim)).unwrap()).unwrap();
+    let mounts = &specification["devices"][0]["containerEdits"]["mounts"];
+    let mount = &mounts[0];
+    // Another claim can have its file at the first path, and none at this one.
+    assert_eq!(mounts[1]["containerPath"], format!("/var/run/berth/grants/{}.json", node.live()[0].id));
+    assert_eq!(mounts[1]["hostPath"], mount["hostPath"]);
+    let folder = "/var/run/kubernetes.io/dra-device-attributes/resourceclaimtemplates/a-gpu/gpu";
+    assert_eq!(mount["containerPath"], format!("{folder}/{DRIVER}-metadata.json"));
+    let path = PathBuf::from(mount["hostPath"].as_str().unwrap());
+    let grant = format!("{}/{}={}", node.live()[0].id, gpu(0), 2 * (MEMORY_MIB / 4));
+    let of_claim = node.settings.grants_folder().join(&claim.uid);
+    assert_eq!(path, of_claim.join("gpu").join(grant).join("metadata.json"));
+    let text = fs::read_to_string(&path).unwrap();
+    let versions: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(versions.len(), 2);
+    for version in versions {
+        assert_eq!(
+            (&version["metadata"]["uid"], &version["podClaimName"]),
+            (&json!(claim.uid), &json!("a-gpu"))
+        );
+        let device = &version["requests"][0]["devices"][0];
+        assert_eq!((&device["name"], &device["pool"]), (&json!("gpu-0-shared"), &json!(POOL)));
+        assert_eq!(device["attributes"]["uuid"], json!({"string": gpu(0).as_str()}));
+    }
+    fs::remove_dir_all(node.settings.grants_folder()).unwrap();
+    fs::create_dir_all(node.settings.grants_folder().join("uid-of-none")).unwrap();
+    node.restart().await;
+    until_async("the files are up to date", || {
+        fs::read_to_string(&path).is_ok_and(|now| now == text)
+            && !node.settings.grants_folder().join("uid-of-none").exists()
+    })
+    .await;
+    node.unprepare(&claim).await;
+    assert!(!of_claim.exists());
+}
+
+/// The kubelet does not have a claim prepared again while its containers run, so a daemon without its store reads the records.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_daemon_whose_store_was_lost_adopts_prepared_claims_and_their_gpus() {
+    let first = ClaimNode::shared(Duration::from_millis(200)).await;
+    let claim = first.shares("half", &[(0, 2)]);
+    let ids = first.prepare(&claim).await.unwrap();
+    let grants = first.settings.grants_folder();
+    // One that is damaged, one that is not of its folder, which would be removed with the claim, and a file of someone else.
+    let record = fs::read_to_string(grants.join(&claim.uid).join("claim.json")).unwrap();
+    for (folder, text) in [("damaged", "{}"), ("other", &*record), ("up", &*record.replace(&claim.uid, ".."))]
+    {
+        fs::create_dir_all(grants.join(folder)).unwrap();
+        fs::write(grants.join(folder).join("claim.json"), text).unwrap();
+    }
+    fs::write(grants.join("stray"), "").unwrap();
+    let second = ClaimNode::shared(Duration::from_millis(200)).await;
+    let author = berth_kernel::drain::marks::Author::api("ada".into(), String::new());
+    let order = Command::SetVia { gpu: gpu_id(0), api: KubeletApi::DevicePlugin, author };
+    second.node.kernel.execute(order).await.unwrap();
+    second.node.clock.skip(30_000);
+    second.node.kernel.execute(Command::FinishMove { gpu: gpu_id(0) }).await.unwrap();
+    assert_eq!(adopt_claims(grants.clone(), &second.node.kernel).await, Ok(1));
+    assert_eq!(adopt_claims(grants.clone(), &second.node.kernel).await, Ok(0), "it is known");
+    assert_eq!(second.node.kernel.snapshot().gpus[&gpu_id(0)].via.api, KubeletApi::Dra);
+    let (granted, adopted) = (&first.live()[0], &second.live()[0]);
+    assert_eq!(
+        (granted.id, &granted.devices, &granted.origin),
+        (adopted.id, &adopted.devices, &adopted.origin)
+    );
+    assert_eq!(adopted.decision.limits.memory_mib, Some(2 * (MEMORY_MIB / 4)));
+    second.shares("half", &[(0, 2)]);
+    assert_eq!(
+        second.prepare(&claim).await,
+        Ok(ids),
+        "a container starts again with the ids that the kubelet kept"
+    );
+    second.unprepare(&claim).await;
+    assert_eq!(adopt_claims(grants, &second.node.kernel).await, Ok(0), "it has ended");
+    assert_eq!(second.live(), []);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]

@@ -49,6 +49,7 @@ fn request(name: &str, resource: Resource, parts: &[&str]) -> RequestToPrepare {
 
 fn claim(uid: &str, requests: &[RequestToPrepare]) -> ClaimToPrepare {
     ClaimToPrepare {
+        pod_claim_name: None,
         claim: Claim { uid: uid.into(), namespace: "ns".into(), name: format!("claim-{uid}") },
         pods: vec![ClaimPod { uid: format!("pod-of-{uid}"), name: "main".into() }],
         requests: requests.to_vec(),
@@ -227,4 +228,50 @@ fn all_pods_of_a_claim_hold_its_devices() {
     assert_eq!(names, ["one", "two"]);
     show(&mut node, &["two"]);
     assert!(node.decide(&Command::End { id, force: false }).is_err(), "the second pod runs");
+}
+
+/// The allocation of a claim for this device of another store.
+fn of_lost_store(name: &str) -> Allocation {
+    let mut lost = node();
+    lost.ledger.store = 77;
+    let resource = if name.starts_with("MIG") { instance() } else { whole() };
+    let id = prepared(&mut lost, &claim("a", &[request("gpu", resource, &[name])])).unwrap()[0];
+    Allocation::clone(&lost.ledger.live[&id])
+}
+
+fn adopted(node: &mut Node, found: &[Allocation]) -> usize {
+    node.decide(&Command::AdoptClaims(found.to_vec())).unwrap();
+    allocations_of(&node.ledger, "a").len()
+}
+
+#[test]
+fn a_claim_of_a_lost_store_is_adopted_once_and_its_gpu_is_granted_through_dra() {
+    let found = [of_lost_store("GPU-0")];
+    let mut node = node();
+    set_api(&mut node, KubeletApi::DevicePlugin);
+    assert_eq!(adopted(&mut node, &found), 1);
+    assert_eq!(node.ledger.gpus[&gpu_id("GPU-0")].via.api, KubeletApi::Dra);
+    assert!(matches!(allocate(&mut node, "GPU-0"), Err(Refusal::OtherApi { .. })));
+    assert_eq!(
+        prepared(&mut node, &claim("a", &[request("gpu", whole(), &["GPU-0"])])).unwrap(),
+        [found[0].id]
+    );
+    unprepared(&mut node, "a");
+    assert_eq!(adopted(&mut node, &found), 0, "it has ended");
+}
+
+#[test]
+fn a_claim_is_not_adopted_where_another_allocation_is() {
+    let mut node = node();
+    set_api(&mut node, KubeletApi::DevicePlugin);
+    allocate(&mut node, "GPU-0").unwrap();
+    assert_eq!(adopted(&mut node, &[of_lost_store("GPU-0")]), 0, "a container of the device plugin holds it");
+    // A whole device of the GPU and one of its instances exclude each other.
+    let mut on_gpu = of_lost_store("MIG-a");
+    on_gpu.id.number += 1;
+    on_gpu.devices = vec![DeviceId::whole(&part("GPU-1"))];
+    on_gpu.resource = whole();
+    let has_gpu = node.ledger.part(&part("GPU-1")).is_some();
+    assert!(has_gpu, "the parent of MIG-a is a part of its own");
+    assert_eq!(adopted(&mut node, &[of_lost_store("MIG-a"), on_gpu]), 1);
 }

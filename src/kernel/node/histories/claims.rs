@@ -35,6 +35,7 @@ impl World {
             answer: StackAnswer::Allow { by: vec!["baseline".into()], terms: Default::default() },
         });
         let claim = ClaimToPrepare {
+            pod_claim_name: None,
             claim: Claim { uid: uid.clone(), namespace: "ns".into(), name: uid.clone() },
             pods: vec![ClaimPod { uid: format!("pod-of-{uid}-{}", device % 2), name: "main".into() }],
             requests: requests.collect(),

@@ -93,8 +93,9 @@ fn forgeries<'l>(
         let allocation = ledger.live.get(id);
         containers.iter().filter_map(move |container| {
             let allocation = allocation?;
-            let holder = allocation.holder.pod_uid.as_ref()?;
-            let is_forged = container.tie == Tie::Environment && *holder != container.pod_uid;
+            let mut pod_uids = allocation.pod_uids().peekable();
+            pod_uids.peek()?;
+            let is_forged = container.tie == Tie::Environment && pod_uids.all(|uid| uid != container.pod_uid);
             is_forged.then(|| (Arc::clone(allocation), Arc::clone(container)))
         })
     })

@@ -78,6 +78,7 @@ impl World {
         self.claims.next += 1;
         let uid = format!("claim-{number}");
         let claim = ClaimToPrepare {
+            pod_claim_name: None,
             claim: Claim { uid: uid.clone(), namespace: "ns".into(), name: uid },
             pods: vec![ClaimPod { uid: format!("of-claim-{number}"), name: format!("of-claim-{number}") }],
             requests: requests.collect(),

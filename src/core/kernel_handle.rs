@@ -238,7 +238,7 @@ impl KernelHandle {
     }
 
     /// These devices in the order in which the policies or the baseline would choose them. No decision is recorded, since nothing
-    /// is placed. If the policies take longer than [`ORDER_MAX`], the baseline chooses.
+    /// is placed. If the policies take longer than a second, the baseline chooses.
     pub async fn order(&self, resource: &Resource, devices: Vec<DeviceId>) -> Vec<DeviceId> {
         let node = self.snapshot();
         let mut ordering = Ordering::new(resource.clone(), devices.clone());

@@ -8,7 +8,7 @@ import time
 
 from browser import Watch, picture
 from node import SHARED, Node
-from page import drawer, menu, row, sign_in, view
+from page import drawer, menu, open_action, row, sign_in, view
 from playwright.sync_api import Route, expect
 from say import check, until
 
@@ -321,6 +321,46 @@ def the_bar_says_who_is_here_and_how_fresh_it_is(watch: Watch, node: Node) -> No
     node.ask("DELETE", f"/gpus/{node.gpus()[5]['uuid']}/cordon")
 
 
+def a_gpu_of_claims_says_so_and_what_its_move_waits_for(watch: Watch, node: Node) -> None:
+    page = watch.page
+    moving = node.gpu_of("train-0")
+    held = {gpu for a in node.ask("GET", "/allocations?state=live&pod=train-0")[1]["items"] for gpu in a["gpus"]}
+    other = next(gpu for gpu in node.gpus() if gpu["uuid"] not in held)
+    wait = "allocation 5eed0001-17 has not ended"
+    via = {"api": "devicePlugin", "state": "toDra", "by": "ann", "why": "new jobs", "waitsFor": wait}
+    claim = {"namespace": "team-a", "name": "two-gpus", "uid": "1-2", "request": "gpu", "pods": ["train-0", "train-1"]}
+    _changed(watch, "**/api/v1/node", lambda real: {**real, "dra": {"driver": "gpu.nvidia.com", "registered": True, "devices": 0}})
+    _changed(watch, "**/api/v1/gpus", lambda real: {**real, "items": [
+        {**one, "via": via} if one["uuid"] == moving["uuid"] else one for one in real["items"]]})
+    _changed(watch, "**/api/v1/allocations?*", lambda real: {**real, "items": [
+        {**one, "claim": claim} if (one.get("holder") or {}).get("pod") == "train-0" else one for one in real["items"]]})
+    sign_in(watch, node)
+    index = moving["index"]
+    expect(row(watch, index)).to_contain_text("moving to DRA")
+    expect(row(watch, index)).to_contain_text(wait)
+    expect(row(watch, other["index"])).not_to_contain_text("DRA")
+    page.get_by_label("Search").fill("two-gpus")
+    expect(row(watch, index)).to_be_visible()
+    expect(row(watch, other["index"])).to_be_hidden()
+    page.get_by_label("Search").fill("")
+    dialog = open_action(watch, index, "Cancel the move…")
+    expect(dialog).to_contain_text("granted through the device plugin again at once")
+    dialog.get_by_role("button", name="Cancel", exact=True).click()
+    dialog = open_action(watch, other["index"], "Move to DRA…")
+    dialog.get_by_label("Reason").fill("tried")
+    # The daemon of this test has no API server.
+    watch.allow(409)
+    dialog.get_by_role("button", name="Move", exact=True).click()
+    expect(dialog.get_by_role("alert")).to_contain_text("only the API server shows when a GPU can be moved")
+    picture(page, "state-move")
+    dialog.get_by_role("button", name="Cancel", exact=True).click()
+    row(watch, index).get_by_role("button", name=f"GPU {index}", exact=True).click()
+    expect(drawer(watch)).to_contain_text(f"the device plugin, by ann: new jobs ({wait})")
+    drawer(watch).get_by_role("button", name="Pod team-a/train-0").click()
+    expect(drawer(watch)).to_contain_text("team-a/two-gpus, request gpu, for the pods train-0 and train-1")
+    picture(page, "state-claim")
+
+
 CASES = [
     a_daemon_that_is_down_dims_everything_and_says_since_when,
     a_daemon_that_is_away_gets_few_requests_with_a_drawer_open,
@@ -332,6 +372,7 @@ CASES = [
     the_date_is_of_the_time_zone_of_the_time,
     a_drain_that_was_given_up_needs_attention,
     a_drain_says_what_it_waits_for_without_pods,
+    a_gpu_of_claims_says_so_and_what_its_move_waits_for,
     processes_that_cannot_be_seen_are_a_notice_after_a_while,
     policies_that_are_not_loaded_yet_say_so,
     a_sign_out_leaves_no_names_and_requests_nothing,

@@ -4,7 +4,7 @@ import { Problem } from './api.js';
 import { ask, field } from './dialog.js';
 import { count, el } from './dom.js';
 import { holderName } from './model.js';
-import { listed } from './words.js';
+import { isMoving, listed } from './words.js';
 
 export const path = (gpu, noun = '') => `/gpus/${encodeURIComponent(gpu.uuid)}${noun && `/${noun}`}`;
 export const reasonInput = () => el('input', { id: 'reason', type: 'text', maxlength: 1000, autocomplete: 'off' });
@@ -108,6 +108,30 @@ export function markHealthy(api, gpus) {
     fields: [field('Reason', reason, 'What was repaired.')],
     label: 'Mark healthy',
     act: () => each(gpus, (gpu) => api.put(path(gpu, 'health'), { state: 'healthy', reason: reason.value.trim() })),
+  });
+}
+
+/** Moves a GPU to the kubelet's other API, or cancels such a move. */
+export function move(api, [gpu]) {
+  const reason = reasonInput();
+  const request = api.getWithTag(path(gpu, 'via'));
+  request.catch(() => {});
+  const name = `GPU ${gpu.index}`;
+  const cancels = isMoving(gpu);
+  const [now, other] = gpu.via?.api === 'dra' ? ['dra', 'devicePlugin'] : ['devicePlugin', 'dra'];
+  const words = { dra: 'DRA', devicePlugin: 'the device plugin' };
+  return ask({
+    title: cancels ? `Cancel the move of ${name}?` : `Move ${name} to ${words[other]}?`,
+    words: [cancels ? `It is granted through ${words[now]} again at once.`
+      : other === 'dra' ? 'Pods get it by ResourceClaims then. Nothing new is granted on it by the device plugin; it is moved when the pods that hold it have ended, at the earliest after 30 s.'
+        : 'Pods get it by a resource request then. It is allocated to no further claim; it is moved when its claims are released, at the earliest after 30 s.', holders([gpu])],
+    fields: cancels ? [] : [field('Reason', reason, SHOWN_TO_ALL)],
+    label: cancels ? 'Cancel the move' : 'Move',
+    act: async () => {
+      const { etag } = await request;
+      const order = { api: cancels ? now : other, reason: reason.value.trim() };
+      return api.put(path(gpu, 'via'), order, { 'If-Match': etag });
+    },
   });
 }
 

@@ -61,7 +61,7 @@ export class GpuDrawer {
     this.#memory.show(gpu);
     showShares(this.#shares, gpu);
     const { memoryUsedMiB, processes, bypasses, resources, ...steady } = gpu;
-    renew(this.#facts, [steady.health, steady.drain, gpu.utilizationPercent, gpu.temperatureCelsius, gpu.powerWatts, gpu.allocations.length], () => facts(gpu));
+    renew(this.#facts, [steady.health, steady.drain, steady.via, gpu.utilizationPercent, gpu.temperatureCelsius, gpu.powerWatts, gpu.allocations.length], () => facts(gpu));
     const pods = podsOn(gpu);
     renew(this.#holders, pods.map((pod) => [pod.key, pod.devices, [...pod.allocations].map((a) => [a.id, usageOf(a, [gpu]).text])]).concat(gib(unexplained(gpu, pods))), () => this.#showHolders(pods));
     this.#showDevices();
@@ -156,10 +156,17 @@ function facts(gpu) {
     of('Health', `${health.state}${health.reason ? `: ${health.reason}` : ''}, since `, timeOf(health.since)),
     health.state !== 'healthy' && of('Becomes healthy', ...heals(health)),
     of('Scheduling', scheduling(gpu) === 'open' ? (['unhealthy', 'vanished'].includes(health.state) ? 'open, but no new pod gets it before it is healthy' : 'open: new pods may get it') : `${scheduling(gpu)}: no new pod gets it`),
+    gpu.via && of('Granted through', ...grantedThrough(gpu)),
     now.length > 0 && of('Now', now.map(([value, unit]) => `${number(value)} ${unit}`).join(', ')),
     of('Model', gpu.model), of('UUID', el('code', {}, gpu.uuid)), of('PCI, NUMA', `${gpu.pciBus}, ${gpu.numaNode ?? 'not known'}`), gpu.migEnabled && of('MIG', 'on')),
   drain.state === 'draining' && progressOf(gpu, false),
   drain.state !== 'draining' && drain.marks.length > 0 && el('ul', { class: 'events' }, drain.marks.map((mark) => el('li', {}, `${mark.kind} by ${mark.owner}${mark.why ? `: ${mark.why}` : ''}, ${time(mark.since)}`)))];
+}
+
+/** The API of the kubelet through which a GPU is granted, who gave the last order, and what a move to the other API waits for. */
+function grantedThrough({ via }) {
+  const who = via.by && `, by ${via.by}${via.why ? `: ${via.why}` : ''}`;
+  return [via.api === 'dra' ? 'DRA' : 'the device plugin', who, via.waitsFor && ` (${via.waitsFor})`].filter(Boolean);
 }
 
 function graphs(data, gpu, range) {

@@ -5,7 +5,7 @@ import { button, count, el, renew, setText } from './dom.js';
 import { cellsOf } from './gauges.js';
 import { closeMenu } from './menu.js';
 import { COLUMNS, Row } from './row.js';
-import { STATES, badFirst, colourOf, errorOf, listed, search, searchAny, statesOf } from './words.js';
+import { STATES, badFirst, colourOf, errorOf, isMoving, listed, search, searchAny, statesOf } from './words.js';
 
 /** Namespaces of the legend; further ones are counted, and named by their cells. */
 const LEGEND_MAX = 10;
@@ -127,6 +127,7 @@ export class Gpus {
     if (drain.state === 'draining') items.push(['Stop drain…', act('stopDrain')]);
     if (!active) items.push(['Uncordon…', act('uncordon')]);
     if (['unhealthy', 'degraded'].includes(health.state)) items.push(['Mark healthy…', act('markHealthy')]);
+    if (this.#state()?.node.dra && health.state !== 'vanished') items.push([isMoving(gpu) ? 'Cancel the move…' : gpu.via?.api === 'dra' ? 'Move to the device plugin…' : 'Move to DRA…', act('move')]);
     if (health.state === 'vanished') items.push(['Forget…', act('forget'), gpu.allocations.length ? 'its allocations have not ended yet' : undefined]);
     const why = document.body.dataset.why;
     const changing = items.map(([label, does, not]) => [label, does, label.startsWith('Progress') ? undefined : why || not]);

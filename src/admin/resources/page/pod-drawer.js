@@ -7,7 +7,7 @@ import { graph, rangeButtons } from './graph.js';
 import { recordedSince, sinceText, startOf } from './record.js';
 import { gpuButton, usageOf } from './row.js';
 import { explanation } from './why-here.js';
-import { canRemove, colourOf, enforcerOf } from './words.js';
+import { canRemove, colourOf, enforcerOf, listed } from './words.js';
 
 /** Allocations and GPUs of a pod that are explained and drawn. */
 const SHOWN_MAX = 8;
@@ -54,6 +54,7 @@ export class PodDrawer {
       fact('Devices', `${a.devices.length} × ${a.resource}`), fact('On', a.gpus.map((uuid) => [gpuButton(state.gpu.get(uuid), route), ' ']).flat()),
       fact('Memory used / limit', usage(a).numbers, ' GiB', usage(a).badges), a.limits && fact('Limit enforced by', enforcer(a.limits)),
       ...(a.limits?.perGpu ?? []).map((limit) => fact(`Memory limit on GPU ${state.gpu.get(limit.gpu)?.index ?? limit.gpu}`, gpuLimit(limit))),
+      a.claim && fact('Claim', `${a.claim.namespace}/${a.claim.name}, request ${a.claim.request}`, a.claim.pods.length > 1 && `, for the pods ${listed(a.claim.pods)}`),
       fact('Container', a.holder?.container ?? 'not known yet'), fact('Since', timeOf(a.grantedAt)), fact('Allocation', el('code', {}, a.id), a.overlapped && badge('overlapped', 'warn')))),
     button('Copy link', () => navigator.clipboard?.writeText(location.href))]);
     const ids = pod.allocations.slice(0, SHOWN_MAX).map((a) => a.id);

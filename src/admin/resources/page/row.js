@@ -6,7 +6,7 @@ import { MemoryBar, showShares, sparkline } from './gauges.js';
 import { openMenu } from './menu.js';
 import { podsOn } from './model.js';
 import { sinceText, startOf } from './record.js';
-import { KINDS, colourOf, drainLeft, errorOf, givenUp, overOn, scheduling, searchTextOf, since, summed, usageOn, usageText } from './words.js';
+import { KINDS, colourOf, drainLeft, errorOf, givenUp, isMoving, overOn, scheduling, searchTextOf, since, summed, usageOn, usageText, viaText } from './words.js';
 
 /** Pods that a tile names; the drawer has all. */
 const TILE_PODS = 4;
@@ -106,7 +106,7 @@ export function podButton({ key, namespace, pod }, open) {
 }
 
 /** What `stateOf` shows. */
-export const stateSign = (gpu) => [gpu.health.state, gpu.health.reason, gpu.drain, gpu.bypasses, overOn(gpu).length];
+export const stateSign = (gpu) => [gpu.health.state, gpu.health.reason, gpu.drain, gpu.via, gpu.bypasses, overOn(gpu).length];
 
 /** Badges for what is not as usual, and why. */
 export function stateOf(gpu) {
@@ -118,7 +118,10 @@ export function stateOf(gpu) {
   if (state !== 'open') shown.push(badge(state, KINDS[state] ?? 'plain'));
   const error = health.state !== 'healthy' && errorOf(gpu) !== health.state && errorOf(gpu);
   const order = progressText(drain) || (state !== 'open' && (gaveUp ? ['drain given up', gaveUp.why].filter(Boolean).join('; ') : drain.why));
-  const why = [error, error && order && '; ', order].flat().filter(Boolean);
+  const via = viaText(gpu);
+  if (via) shown.push(badge(via, isMoving(gpu) ? 'busy' : 'plain'));
+  const wait = gpu.via?.waitsFor;
+  const why = [error, error && order && '; ', order, (error || order) && wait && '; ', wait].flat().filter(Boolean);
   if (gpu.bypasses > 0) shown.push(badge(count(gpu.bypasses, 'bypass', 'bypasses'), 'warn'));
   const over = overOn(gpu).length;
   if (over > 0) shown.push(badge(over === 1 ? 'over its share' : `${over} over their shares`, 'warn'));

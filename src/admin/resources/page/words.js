@@ -32,6 +32,12 @@ export function describeError(indices, error) {
 /** Whether new pods may get it: the API's `active` is called open, since it is not about work. */
 export const scheduling = (gpu) => (gpu.excluded ? 'excluded' : gpu.drain.state === 'active' ? 'open' : gpu.drain.state);
 
+/** The API of the kubelet through which a GPU is granted, or its move to the other one; empty for a GPU of the device plugin. */
+export const viaText = ({ via }) => ({ dra: 'DRA', toDra: 'moving to DRA', toDevicePlugin: 'moving to the device plugin' }[via?.state] ?? '');
+
+/** Whether a GPU is to be granted through the other API. */
+export const isMoving = ({ via }) => ['toDra', 'toDevicePlugin'].includes(via?.state);
+
 /** The mark of a drain that was given up at its deadline, if there is one. */
 export const givenUp = (drain) => drain.marks.find((mark) => mark.expired);
 
@@ -105,8 +111,8 @@ export function searchTextOf(gpu) {
   if (states.includes('vanished') || errorOf(gpu) === 'fell off the bus') states.push('lost');
   if (gpu.resources.some((use) => use.free > 0)) states.push('free');
   if (states.includes('over')) states.push('its share');
-  return [`gpu${gpu.index}`, gpu.model, gpu.uuid, ...states, gpu.health.reason, errorOf(gpu), gpu.drain.why, gpu.drain.by,
-    ...gpu.resources.map((use) => use.resource), ...gpu.allocations.map((a) => `${a.holder?.namespace}/${a.holder?.pod}`)].join(' ').toLowerCase();
+  return [`gpu${gpu.index}`, gpu.model, gpu.uuid, ...states, gpu.health.reason, errorOf(gpu), gpu.drain.why, gpu.drain.by, viaText(gpu),
+    ...gpu.resources.map((use) => use.resource), ...gpu.allocations.map((a) => `${a.holder?.namespace}/${a.holder?.pod} ${a.claim?.name ?? ''}`)].join(' ').toLowerCase();
 }
 
 /**

@@ -40,8 +40,8 @@ pub struct GpuState {
     pub health: Health,
     /// While it drains: since when no process uses it.
     pub empty: Option<Empty>,
-    /// Since when its devices wait to leave the device lists, monotonic milliseconds: the GPU was found, its `via` changed, or
-    /// an allocation of the device plugin API on it began or ended, whichever was last. `None` after they have left
+    /// Since when its devices wait to leave the device lists, monotonic milliseconds: the GPU was found, its `via` changed, a
+    /// device was added, or an allocation of the device plugin API on it began or ended, whichever was last. `None` after they have left
     /// ([`unlisting_due`]).
     ///
     /// [`unlisting_due`]: crate::sharing::listing::unlisting_due
@@ -381,16 +381,19 @@ impl Ledger {
             }),
             Change::Unlisted(gpu) => self.with_gpu(gpu, |g| g.unlisting_wait_since_mono_ms = None),
             Change::EmptyChanged { gpu, empty } => self.with_gpu(gpu, |g| g.empty = *empty),
-            Change::Offered { part, by, lines, ranges, devices } => self.with_part(part, |p| {
-                // Under other resource names the part's idle time starts again.
-                if !p.held() && resource_names(&p.lines) != resource_names(lines) {
-                    p.idle_since_mono_ms = at.mono_ms;
-                }
-                p.offered_by.clone_from(by);
-                p.lines.clone_from(lines);
-                p.ranges.clone_from(ranges);
-                p.devices.clone_from(devices);
-            }),
+            Change::Offered { part, by, lines, ranges, devices } => {
+                self.note_new_devices(part, devices, at);
+                self.with_part(part, |p| {
+                    // Under other resource names the part's idle time starts again.
+                    if !p.held() && resource_names(&p.lines) != resource_names(lines) {
+                        p.idle_since_mono_ms = at.mono_ms;
+                    }
+                    p.offered_by.clone_from(by);
+                    p.lines.clone_from(lines);
+                    p.ranges.clone_from(ranges);
+                    p.devices.clone_from(devices);
+                });
+            }
             Change::Delisted(key) => self.with_part(&key.id.part, |p| {
                 p.devices.remove(&(key.resource.clone(), key.id.share));
             }),
@@ -517,6 +520,22 @@ impl Ledger {
         self.list_gpus_of(&allocation, at);
         let end = End { reason, wall_ms: at.wall_ms };
         Arc::make_mut(&mut self.ended).push(&allocation, end);
+    }
+
+    /// Devices that come into the device lists are listed for the whole wait, too: the kubelet may know them of another plugin.
+    fn note_new_devices(
+        &mut self,
+        part: &PartId,
+        devices: &BTreeMap<(Resource, Option<u32>), Device>,
+        at: Now,
+    ) {
+        let known = |p: &PartState| devices.keys().all(|key| p.devices.contains_key(key));
+        if self.part(part).is_some_and(|p| !known(p)) {
+            let gpu = self.gpu_id_of(part);
+            self.with_gpu(&gpu, |g| {
+                g.unlisting_wait_since_mono_ms = g.unlisting_wait_since_mono_ms.map(|_| at.mono_ms);
+            });
+        }
     }
 
     /// If the allocation is of the device plugin API, its GPUs are in the device lists, and their wait begins again.

@@ -159,7 +159,10 @@ pub fn carry_over(mut restored: Ledger, old: &Ledger) -> Ledger {
             gpu.empty = before.empty;
             if (gpu.via.api, gpu.via.moving) == (before.via.api, before.via.moving) {
                 gpu.via.since_mono_ms = before.via.since_mono_ms;
-                gpu.unlisting_wait_since_mono_ms = before.unlisting_wait_since_mono_ms;
+                // A wait begins again: the store may have devices that were not listed before.
+                if before.unlisting_wait_since_mono_ms.is_none() {
+                    gpu.unlisting_wait_since_mono_ms = None;
+                }
             }
         }
     }

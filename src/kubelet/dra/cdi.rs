@@ -96,10 +96,15 @@ impl Specifications {
     pub(super) async fn write(&self, uid: &str, ledger: &Ledger) -> io::Result<()> {
         let Some(wanted) = self.wanted(ledger, Some(uid)).remove(uid) else { return Ok(()) };
         let _writing = self.writing.lock().await;
-        for (path, content) in wanted.files {
-            write_atomically(path, content, Durability::NotSynced).await?;
-        }
-        write_atomically(self.path(uid), wanted.specification, Durability::SyncedBeforeRename).await
+        let path = self.path(uid);
+        let write = move || {
+            for (path, content) in wanted.files {
+                write_atomically(&path, &content, Durability::NotSynced)?;
+            }
+            write_atomically(&path, &wanted.specification, Durability::SyncedBeforeRename)
+        };
+        // One task for all of them, since the kubelet waits.
+        tokio::task::spawn_blocking(write).await.map_err(io::Error::other)?
     }
 
     /// Removes the specification of a claim that was released, and the files that its containers find.
@@ -169,9 +174,15 @@ impl Specifications {
     ///
     /// # Errors
     /// The first error; all other files are up to date then.
-    pub(super) async fn bring_up_to_date(&self) -> io::Result<()> {
+    pub(super) async fn bring_up_to_date(self: &Arc<Self>) -> io::Result<()> {
         let _writing = self.writing.lock().await;
         let wanted = self.wanted(&self.kernel.snapshot(), None);
+        let specifications = Arc::clone(self);
+        let compare = move || specifications.write_those_that_differ(wanted);
+        tokio::task::spawn_blocking(compare).await.map_err(io::Error::other)?
+    }
+
+    fn write_those_that_differ(&self, wanted: BTreeMap<String, Wanted>) -> io::Result<()> {
         let mut found = self.found()?;
         // The folder is watched, so it is there although no claim is prepared.
         fs::create_dir_all(&self.grants).map_err(|error| at(&self.grants, &error))?;
@@ -182,7 +193,7 @@ impl Specifications {
                 // One that cannot be read is written again.
                 let known = berth_files::read(&path, BYTES_MAX).unwrap_or_default();
                 if known != content.as_bytes()
-                    && let Err(error) = write_atomically(path, content, Durability::NotSynced).await
+                    && let Err(error) = write_atomically(&path, &content, Durability::NotSynced)
                 {
                     result = Err(error);
                 }
@@ -190,8 +201,7 @@ impl Specifications {
             let path = self.path(&uid);
             let known = path.file_name().and_then(|name| found.remove(name));
             if known.as_deref() != Some(specification.as_bytes())
-                && let Err(error) =
-                    write_atomically(path, specification, Durability::SyncedBeforeRename).await
+                && let Err(error) = write_atomically(&path, &specification, Durability::SyncedBeforeRename)
             {
                 result = Err(error);
             }
@@ -354,24 +364,20 @@ fn at(path: &Path, error: &io::Error) -> io::Error {
 
 /// A reader of the folder finds the old file or the new one. The name of the temporary file has no suffix that a container
 /// runtime reads.
-async fn write_atomically(path: PathBuf, text: String, durability: Durability) -> io::Result<()> {
-    let write = move || {
-        let folder = path.parent().unwrap_or(Path::new("/"));
-        fs::create_dir_all(folder)?;
+fn write_atomically(path: &Path, text: &str, durability: Durability) -> io::Result<()> {
+    let write = || {
+        fs::create_dir_all(path.parent().unwrap_or(Path::new("/")))?;
         let temporary = path.with_extension(&TEMPORARY_SUFFIX[1..]);
         let written = File::create(&temporary).and_then(|mut file| {
             file.write_all(text.as_bytes())?;
             if durability == Durability::SyncedBeforeRename {
                 file.sync_all()?;
             }
-            fs::rename(&temporary, &path)
+            fs::rename(&temporary, path)
         });
-        written.map_err(|error| {
-            drop(fs::remove_file(&temporary));
-            at(&path, &error)
-        })
+        written.inspect_err(|_| drop(fs::remove_file(&temporary)))
     };
-    tokio::task::spawn_blocking(write).await.map_err(io::Error::other)?
+    write().map_err(|error| at(path, &error))
 }
 
 /// Whether a file's content is on the disk before the file has its name.

@@ -16,9 +16,10 @@ struct Mark {
     named_ms: Option<u64>,
 }
 
-/// The marks of all listed devices.
+/// The marks of all listed devices, and of those that have left the list: they may come back, as those of a GPU that is moved to
+/// the device plugin API again.
 #[derive(Debug, Default)]
-pub(crate) struct Marks(BTreeMap<(Resource, DeviceId), Mark>);
+pub(crate) struct Marks(BTreeMap<(Resource, DeviceId), Mark>, BTreeMap<(Resource, DeviceId), Mark>);
 
 impl Marks {
     /// An Allocate naming these was answered with success.
@@ -39,7 +40,8 @@ impl Marks {
                 let held = apis.any(|api| api == KubeletApi::DevicePlugin);
                 let key = (resource.clone(), listed.id);
                 // What was never seen before becomes known as unhealthy from now on.
-                let mut mark = self.0.remove(&key).unwrap_or(Mark { busy_ms: true_ms, named_ms: None });
+                let known = self.0.remove(&key).or_else(|| self.1.remove(&key));
+                let mut mark = known.unwrap_or(Mark { busy_ms: true_ms, named_ms: None });
                 if held || listed.healthy {
                     mark.busy_ms = true_ms;
                 }
@@ -58,6 +60,7 @@ impl Marks {
                 let what = format!("{id} of {resource} left the list {ms} ms after an Allocate named it");
                 return Err(Violation::new("I10", what));
             }
+            self.1.insert((resource, id), mark);
         }
         Ok(())
     }

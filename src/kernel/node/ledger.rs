@@ -375,10 +375,10 @@ impl Ledger {
             Change::ProcessesSeen(table) => self.processes = Arc::clone(table),
             Change::HealthChanged { gpu, health } => self.with_gpu(gpu, |g| g.health = health.clone()),
             Change::MarksChanged { gpu, marks } => self.with_gpu(gpu, |g| g.marks = marks.clone()),
-            Change::ViaChanged { gpu, via } => self.with_gpu(gpu, |g| {
-                g.via = via.clone();
-                g.unlisting_wait_since_mono_ms = Some(at.mono_ms);
-            }),
+            Change::ViaChanged { gpu, via } => {
+                self.with_gpu(gpu, |g| g.via = via.clone());
+                self.list_gpu(gpu, at);
+            }
             Change::Unlisted(gpu) => self.with_gpu(gpu, |g| g.unlisting_wait_since_mono_ms = None),
             Change::EmptyChanged { gpu, empty } => self.with_gpu(gpu, |g| g.empty = *empty),
             Change::Offered { part, by, lines, ranges, devices } => {
@@ -542,8 +542,24 @@ impl Ledger {
     fn list_gpus_of(&mut self, allocation: &Allocation, at: Now) {
         if allocation.origin.api() == KubeletApi::DevicePlugin {
             for gpu in self.gpus_of(allocation) {
-                self.with_gpu(&gpu, |g| g.unlisting_wait_since_mono_ms = Some(at.mono_ms));
+                self.list_gpu(&gpu, at);
             }
+        }
+    }
+
+    /// The GPU is in the device lists, and its wait begins again. If it was not, so does that of its retiring devices.
+    fn list_gpu(&mut self, gpu: &GpuId, at: Now) {
+        let mut was_listed = true;
+        self.with_gpu(gpu, |g| {
+            was_listed = g.unlisting_wait_since_mono_ms.replace(at.mono_ms).is_some();
+        });
+        let parts: Vec<PartId> = self.parts_of(gpu).map(|part| part.part.id.clone()).collect();
+        for part in parts.iter().filter(|_| !was_listed) {
+            self.with_part(part, |p| {
+                for device in p.devices.values_mut().filter(|device| !device.offered()) {
+                    device.state = DeviceState::Retiring { since_mono_ms: at.mono_ms };
+                }
+            });
         }
     }
 

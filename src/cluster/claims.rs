@@ -2,7 +2,8 @@
 
 use super::client::{RequestError, request};
 use super::quantity::amount;
-use berth_kernel::grants::claim::{Claim, ClaimOfServer, ClaimPod, DeviceResult, is_dns_label};
+use berth_kernel::grants::claim::{Claim, ClaimOfServer, ClaimPod, DeviceResult};
+use berth_kernel::ids::names::is_dns_label;
 use k8s_openapi::api::resource::v1::{DeviceRequestAllocationResult, ResourceClaim};
 use kube::{Api, Client};
 use tokio::sync::watch;

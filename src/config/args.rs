@@ -56,8 +56,7 @@ pub struct ServeArgs {
     /// Whether to use the API server [default: auto: with --kubeconfig or a pod's service account]
     #[arg(long, env = "BERTH_API_SERVER", hide_env = true, value_enum)]
     pub api_server: Option<ApiServerMode>,
-    /// Whether these are the settings of the guard, which needs no API server: that the file enables what needs one is no error
-    /// of its.
+    /// Whether the guard reads these settings. It uses no API server, so a setting that needs one is no error for it.
     #[arg(skip)]
     pub is_guard: bool,
     /// Kubeconfig for the API server, outside a pod; one that runs a program (exec) is refused

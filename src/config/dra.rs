@@ -1,6 +1,7 @@
 //! `dra`: the DRA driver, and through which API of the kubelet new GPUs are granted.
 
 use super::checks::{Checks, bad};
+use berth_kernel::ids::names::is_dns_label;
 use berth_kernel::sharing::via::KubeletApi;
 use berth_kubelet::dra::DRIVER_NAME_BYTES_MAX;
 use serde::Deserialize;
@@ -66,13 +67,9 @@ impl DraFile {
 
 /// Whether Kubernetes accepts it as the name of a driver (`apis/resource/validation`: `validateDriverName`).
 fn is_driver(name: &str) -> bool {
-    let is_inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
-    let is_label = |label: &str| {
-        !label.is_empty() && label.chars().all(is_inner) && !label.starts_with('-') && !label.ends_with('-')
-    };
     // A CDI vendor, which the driver is, begins with a letter (cdi, `parser.go`).
     name.len() <= DRIVER_NAME_BYTES_MAX
-        && name.split('.').all(is_label)
+        && name.split('.').all(is_dns_label)
         && name.starts_with(|c: char| c.is_ascii_lowercase())
 }
 

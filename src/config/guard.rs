@@ -7,6 +7,7 @@ use super::gpus::GpuSource;
 use berth_guard::{LimitSettings, Settings};
 use berth_kernel::evidence::limits::Enforcement;
 use berth_kernel::grants::bypass::{BypassAction, BypassRules};
+use berth_kernel::ids::names::is_dns_label;
 use serde::Deserialize;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -57,7 +58,7 @@ enum ActionMode {
 impl BypassFile {
     pub(super) fn resolve(self, checks: &mut Checks) -> BypassRules {
         let usual = BypassRules::default();
-        for name in self.exempt_namespaces.iter().flatten().filter(|name| !is_namespace(name)) {
+        for name in self.exempt_namespaces.iter().flatten().filter(|name| !is_dns_label(name)) {
             checks.add(bad("bypass.exemptNamespaces", name, "whole names of namespaces, without patterns"));
         }
         BypassRules {
@@ -70,15 +71,6 @@ impl BypassFile {
             exempt_namespaces: self.exempt_namespaces.unwrap_or(usual.exempt_namespaces),
         }
     }
-}
-
-/// Whether Kubernetes accepts it as the name of a namespace: a DNS label (RFC 1123).
-fn is_namespace(name: &str) -> bool {
-    let is_inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
-    (1..=63).contains(&name.len())
-        && name.chars().all(is_inner)
-        && !name.starts_with('-')
-        && !name.ends_with('-')
 }
 
 /// The file's `guard`.

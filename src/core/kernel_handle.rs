@@ -20,7 +20,7 @@ use berth_kernel::policy::decider::Decider;
 use berth_kernel::policy::decision::{NewDecision, Outcome, OwnedQuestion};
 use berth_kernel::policy::hooks::{AdmitRequest, Hook, PlaceRequest, Placement};
 use berth_kernel::policy::stack::{Stack, StackEntry};
-use berth_kernel::sharing::placement::{self, Ordering};
+use berth_kernel::sharing::placement::{self, DeviceOrder};
 use berth_observe::counters::{Counters, DriverVersions};
 use berth_observe::gpu_history::GpuHistory;
 use crossbeam_channel::{Sender, TrySendError};
@@ -241,7 +241,7 @@ impl KernelHandle {
     /// is placed. If the policies take longer than a second, the baseline chooses.
     pub async fn order(&self, resource: &Resource, devices: Vec<DeviceId>) -> Vec<DeviceId> {
         let node = self.snapshot();
-        let mut ordering = Ordering::new(resource.clone(), devices.clone());
+        let mut ordering = DeviceOrder::new(resource.clone(), devices.clone());
         if node.calls_policies(Hook::Place) {
             let by_policies = tokio::time::timeout(ORDER_MAX, async {
                 while let Some(request) = ordering.request() {
@@ -254,7 +254,7 @@ impl KernelHandle {
             if let Ok(Some(())) = by_policies.await {
                 return ordering.into_devices();
             }
-            ordering = Ordering::new(resource.clone(), devices);
+            ordering = DeviceOrder::new(resource.clone(), devices);
         }
         while let Some(request) = ordering.request() {
             let chosen = placement::baseline(&node, request).devices;

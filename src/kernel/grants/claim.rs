@@ -5,16 +5,6 @@ use std::collections::BTreeMap;
 /// Most pods that an allocation of a claim names. A claim can be reserved for 256 (`ResourceClaimStatus.reservedFor`).
 pub const CLAIM_PODS_MAX: usize = 8;
 
-/// Whether it is a DNS label in lower case (RFC 1123), as names of requests and of claims in pods are.
-#[must_use]
-pub fn is_dns_label(name: &str) -> bool {
-    let is_inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
-    (1..=63).contains(&name.len())
-        && name.bytes().all(is_inner)
-        && !name.starts_with('-')
-        && !name.ends_with('-')
-}
-
 /// Whether it can be the UID of an object: it becomes part of a file's name.
 #[must_use]
 pub fn is_uid(uid: &str) -> bool {

@@ -329,6 +329,17 @@ impl fmt::Display for AllocationId {
     }
 }
 
+/// Whether it is a DNS label in lower case (RFC 1123), as Kubernetes accepts it as the name of a namespace
+/// or of a request of a claim.
+#[must_use]
+pub fn is_dns_label(name: &str) -> bool {
+    let is_inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    (1..=63).contains(&name.len())
+        && name.bytes().all(is_inner)
+        && !name.starts_with('-')
+        && !name.ends_with('-')
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -41,8 +41,8 @@ pub struct GpuState {
     /// While it drains: since when no process uses it.
     pub empty: Option<Empty>,
     /// Since when its devices wait to leave the device lists, monotonic milliseconds: the GPU was found, its `via` changed, a
-    /// device was added, or an allocation of the device plugin API on it began or ended, whichever was last. `None` after they have left
-    /// ([`unlisting_due`]).
+    /// device was added, or an allocation of the device plugin API on it began or ended, whichever was last. `None` after
+    /// they have left ([`unlisting_due`]).
     ///
     /// [`unlisting_due`]: crate::sharing::listing::unlisting_due
     pub unlisting_wait_since_mono_ms: Option<u64>,
@@ -382,7 +382,7 @@ impl Ledger {
             Change::Unlisted(gpu) => self.with_gpu(gpu, |g| g.unlisting_wait_since_mono_ms = None),
             Change::EmptyChanged { gpu, empty } => self.with_gpu(gpu, |g| g.empty = *empty),
             Change::Offered { part, by, lines, ranges, devices } => {
-                self.note_new_devices(part, devices, at);
+                self.restart_wait_for_new_devices(part, devices, at);
                 self.with_part(part, |p| {
                     // Under other resource names the part's idle time starts again.
                     if !p.held() && resource_names(&p.lines) != resource_names(lines) {
@@ -522,8 +522,9 @@ impl Ledger {
         Arc::make_mut(&mut self.ended).push(&allocation, end);
     }
 
-    /// Devices that come into the device lists are listed for the whole wait, too: the kubelet may know them of another plugin.
-    fn note_new_devices(
+    /// The GPU's wait begins again if it gets devices that were not listed before: the kubelet may know their ids from another
+    /// plugin, so they stay for a whole wait, too.
+    fn restart_wait_for_new_devices(
         &mut self,
         part: &PartId,
         devices: &BTreeMap<(Resource, Option<u32>), Device>,

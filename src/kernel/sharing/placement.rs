@@ -90,11 +90,11 @@ pub fn without_ungrantable(ledger: &Ledger, request: &PlaceRequest) -> PlaceRequ
 /// Devices in the order in which a scheduler is to take them, which takes the first ones that fit: the best one, then those that
 /// make it the best two, four, eight and so on.
 #[derive(Clone, Debug)]
-pub struct Ordering {
+pub struct DeviceOrder {
     request: PlaceRequest,
 }
 
-impl Ordering {
+impl DeviceOrder {
     /// Begins with no device.
     #[must_use]
     pub fn new(resource: Resource, devices: Vec<DeviceId>) -> Self {
@@ -332,7 +332,7 @@ mod tests {
         let id = |name: &str| DeviceId::whole(&PartId::parse(&format!("GPU-{name}")).unwrap());
         let all = || ["a", "b", "c", "d", "e"].map(id).to_vec();
         let order = |place: &dyn Fn(&PlaceRequest) -> Vec<DeviceId>| {
-            let mut ordering = Ordering::new(Resource::nvidia_gpu(), all());
+            let mut ordering = DeviceOrder::new(Resource::nvidia_gpu(), all());
             while let Some(request) = ordering.request() {
                 let chosen = place(request);
                 ordering.add(&chosen);

@@ -8,7 +8,7 @@ use crate::evidence::limits::Enforcement;
 use crate::hardware::gpu::{Part, XID};
 use crate::hardware::health::{Health, HealthState};
 use crate::hardware::triage::Severity;
-use crate::ids::names::{DeviceId, GpuId, PartId, Resource};
+use crate::ids::names::{DeviceId, GpuId, PartId, Resource, is_dns_label};
 use crate::node::ledger::Ledger;
 use crate::sharing::offer::Consumes;
 use crate::sharing::part_state::{Device, PartState, Taken};
@@ -222,9 +222,7 @@ pub fn shared_device_name(part: &Part) -> Option<String> {
 #[must_use]
 pub fn device_name(part: &Part) -> Option<String> {
     let name = part.id.as_str().to_ascii_lowercase();
-    let is_inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
-    let is_label = name.bytes().all(is_inner) && !name.starts_with('-') && !name.ends_with('-');
-    is_label.then_some(name)
+    is_dns_label(&name).then_some(name)
 }
 
 /// A version that the API server takes: three numbers, without leading zeros. `None` for other texts.

@@ -5,8 +5,8 @@ use berth_core::KernelHandle;
 use berth_core::keeper::CommandError;
 use berth_kernel::evidence::part_use::limits;
 use berth_kernel::grants::allocation::{Allocation, Decision, GrantOrigin, LIVE_ALLOCATIONS_MAX, Limits};
-use berth_kernel::grants::claim::{CLAIM_PODS_MAX, Claim, ClaimPod, ClaimRequest, is_dns_label, is_uid};
-use berth_kernel::ids::names::{AllocationId, BadName, DeviceId, Resource};
+use berth_kernel::grants::claim::{CLAIM_PODS_MAX, Claim, ClaimPod, ClaimRequest, is_uid};
+use berth_kernel::ids::names::{AllocationId, BadName, DeviceId, Resource, is_dns_label};
 use berth_kernel::node::change::Change;
 use berth_kernel::node::command::Command;
 use berth_kernel::node::ledger::Ledger;
@@ -18,8 +18,8 @@ use std::sync::Arc;
 
 /// The record's name in the folder of the claim.
 pub(super) const FILE: &str = "claim.json";
-/// The largest record, bytes: that of a claim with some 200 shares. What it says takes no more bytes in the store, which accepts
-/// as many, so that every record can be adopted.
+/// The largest record, bytes: that of a claim with some 200 shares. The store accepts a record of this size and keeps the same
+/// facts in fewer bytes, so every record that is read can be adopted.
 const BYTES_MAX: usize = 16 * 1024;
 
 /// A claim with its allocations.

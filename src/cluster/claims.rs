@@ -115,8 +115,8 @@ mod tests {
         assert_eq!(read.pod_claim_name.as_deref(), Some("a-gpu"));
         assert_eq!(read.pods, [ClaimPod { uid: "3-4".into(), name: "train".into() }]);
         let results: Vec<_> =
-            read.results.iter().map(|result| (result.main_request(), result.admin_access)).collect();
-        assert_eq!(results, [("gpu", false), ("look", true), ("part", false)]);
+            read.results.iter().map(|result| (result.request.as_str(), result.admin_access)).collect();
+        assert_eq!(results, [("gpu/big", false), ("look", true), ("part", false)]);
         let consumed = [("memory".to_owned(), 20 << 30), ("other".to_owned(), u64::MAX)];
         assert_eq!(
             (&read.results[2].share_id, &read.results[2].consumed),

@@ -42,10 +42,18 @@ pub struct ClaimRequest {
     pub claim: Claim,
     /// The name of the claim in the specification of its pod, if it was made from a ResourceClaimTemplate.
     pub pod_claim_name: Option<String>,
-    /// The request's name in the claim, without that of a subrequest.
+    /// The request's name in the claim, with the name of the subrequest that was allocated after a slash.
     pub request: String,
     /// The first [`CLAIM_PODS_MAX`] pods that the claim was reserved for when it was last prepared.
     pub pods: Vec<ClaimPod>,
+}
+
+impl ClaimRequest {
+    /// The request's name, without that of a subrequest.
+    #[must_use]
+    pub fn main_request(&self) -> &str {
+        main_request(&self.request)
+    }
 }
 
 /// A claim as the API server has it.
@@ -84,6 +92,11 @@ impl DeviceResult {
     /// The request's name, without that of a subrequest.
     #[must_use]
     pub fn main_request(&self) -> &str {
-        self.request.split('/').next().unwrap_or_default()
+        main_request(&self.request)
     }
+}
+
+/// The name of a request, without that of a subrequest. One subrequest of a request is allocated.
+pub(crate) fn main_request(name: &str) -> &str {
+    name.split('/').next().unwrap_or_default()
 }

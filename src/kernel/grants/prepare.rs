@@ -8,7 +8,7 @@
 use crate::evidence::reconcile::{end_changes, list_adopted};
 use crate::grants::allocate::{check_answer, check_counters, check_enforceable, check_room, new_allocation};
 use crate::grants::allocation::{Allocation, EndReason, GrantOrigin};
-use crate::grants::claim::{CLAIM_PODS_MAX, Claim, ClaimPod, ClaimRequest};
+use crate::grants::claim::{CLAIM_PODS_MAX, Claim, ClaimPod, ClaimRequest, main_request};
 use crate::ids::names::{AllocationId, DeviceId, GpuId, Resource};
 use crate::ids::time::Now;
 use crate::node::change::{Change, Entry};
@@ -35,7 +35,7 @@ pub struct ClaimToPrepare {
 /// A request of a claim, with the devices that the scheduler chose.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RequestToPrepare {
-    /// Its name in the claim.
+    /// Its name in the claim; see [`ClaimRequest::request`].
     pub name: String,
     /// Its devices.
     pub devices: AdmitRequest,
@@ -168,7 +168,7 @@ pub fn allocations_of<'l>(ledger: &'l Ledger, claim_uid: &str) -> Vec<&'l Alloca
 fn is_prepared(live: &[&Allocation], wanted: &ClaimToPrepare) -> bool {
     let has = |request: &RequestToPrepare| {
         live.iter().any(|a| {
-            a.origin.claim().is_some_and(|own| own.request == request.name)
+            a.origin.claim().is_some_and(|own| own.main_request() == main_request(&request.name))
                 && (&a.resource, &a.devices) == (&request.devices.resource, &request.devices.devices)
         })
     };

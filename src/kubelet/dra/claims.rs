@@ -1,6 +1,6 @@
 //! Claims as the API server has them, and what they ask of this node.
 
-use berth_kernel::grants::claim::{ClaimOfServer, DeviceResult};
+use berth_kernel::grants::claim::{ClaimOfServer, ClaimRequest, DeviceResult};
 use berth_kernel::grants::prepare::{ClaimToPrepare, RequestToPrepare, allocations_of};
 use berth_kernel::ids::names::{DeviceId, PartId, Resource};
 use berth_kernel::node::command::StackAnswer;
@@ -167,10 +167,10 @@ fn held_by_result(ledger: &Ledger, resource: &Resource, ids: &[DeviceId], result
 fn held_devices(ledger: &Ledger, uid: &str) -> HeldDevices {
     let mut held = HeldDevices::new();
     for allocation in allocations_of(ledger, uid) {
-        let request = allocation.origin.claim().map(|claim| claim.request.clone()).unwrap_or_default();
+        let request = allocation.origin.claim().map(ClaimRequest::main_request).unwrap_or_default();
         for id in &allocation.devices {
             let Some(name) = published_name(ledger, id) else { continue };
-            let entry = held.entry((request.clone(), name));
+            let entry = held.entry((request.to_owned(), name));
             entry.or_insert_with(|| (allocation.resource.clone(), Vec::new())).1.push(id.clone());
         }
     }
@@ -188,7 +188,7 @@ pub(super) fn published_name(ledger: &Ledger, id: &DeviceId) -> Option<String> {
 pub(super) fn to_prepare(claim: &ClaimOfServer, devices: &[ClaimedDevice]) -> ClaimToPrepare {
     let mut by_request: BTreeMap<(&str, &Resource), Vec<DeviceId>> = BTreeMap::new();
     for device in devices.iter().filter(|device| !device.result.admin_access) {
-        let request = (device.result.main_request(), &device.resource);
+        let request = (device.result.request.as_str(), &device.resource);
         by_request.entry(request).or_default().extend(device.ids.iter().cloned());
     }
     let requests = by_request.into_iter().map(|((name, resource), mut devices)| {

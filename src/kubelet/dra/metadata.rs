@@ -48,13 +48,14 @@ pub(super) fn file(
     versions: &Versions,
 ) -> Option<MetadataFile> {
     let request = allocation.origin.claim()?;
-    let is_same_request =
-        |one: &&&Allocation| one.origin.claim().is_some_and(|own| own.request == request.request);
+    let is_same_request = |one: &&&Allocation| {
+        one.origin.claim().is_some_and(|own| own.main_request() == request.main_request())
+    };
     let of_request: Vec<&Allocation> = of_claim.iter().filter(is_same_request).copied().collect();
     let grant = folders(&GrantAnnotation::of(ledger, allocation));
     let devices = devices(ledger, &of_request, publisher, versions);
     Some(MetadataFile {
-        path: PathBuf::from(&request.request).join(grant).join("metadata.json"),
+        path: PathBuf::from(request.main_request()).join(grant).join("metadata.json"),
         container_paths: [
             container_path(request, publisher.driver),
             format!("{GRANTS_FOLDER}/{}.json", allocation.id),
@@ -70,7 +71,7 @@ fn container_path(request: &ClaimRequest, driver: &str) -> String {
         Some(name) => format!("resourceclaimtemplates/{name}"),
         None => format!("resourceclaims/{}", request.claim.name),
     };
-    format!("{CONTAINER_FOLDER}/{folder}/{}/{driver}-metadata.json", request.request)
+    format!("{CONTAINER_FOLDER}/{folder}/{}/{driver}-metadata.json", request.main_request())
 }
 
 fn content(request: &ClaimRequest, devices: &[Value]) -> String {

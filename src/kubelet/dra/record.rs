@@ -84,7 +84,7 @@ impl Record {
         let claim = Claim { uid, namespace, name };
         let text = |error: BadName| error.to_string();
         let allocation = |record: AllocationRecord| {
-            if !is_dns_label(&record.request) {
+            if !record.request.split('/').all(is_dns_label) {
                 return Err(format!("{:?} is not the name of a request", record.request));
             }
             let (claim, pod_claim_name, pods) = (claim.clone(), pod_claim_name.clone(), pods.clone());

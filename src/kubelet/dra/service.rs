@@ -16,7 +16,7 @@ use berth_core::KernelHandle;
 use berth_core::keeper::{CommandError, Snapshot};
 use berth_kernel::evidence::running::running_sources;
 use berth_kernel::grants::allocation::Allocation;
-use berth_kernel::grants::claim::{ClaimOfServer, is_uid};
+use berth_kernel::grants::claim::{ClaimOfServer, ClaimRequest, is_uid};
 use berth_kernel::grants::prepare::allocations_of;
 use berth_kernel::ids::time::Now;
 use berth_kernel::node::refusal::Refusal;
@@ -325,7 +325,7 @@ impl Driver {
         );
         self.specifications.write(&claim.uid, &ledger).await.map_err(PrepareError::Specification)?;
         let devices = live.iter().flat_map(|allocation| {
-            let request = allocation.origin.claim().map(|claim| claim.request.clone()).unwrap_or_default();
+            let request = allocation.origin.claim().map(ClaimRequest::main_request).unwrap_or_default();
             let allocation: &Allocation = allocation;
             let ledger = &ledger;
             // Shares of a part are one device of the slices. Which of them are of which result is not recorded.
@@ -333,7 +333,7 @@ impl Driver {
             allocation.devices.iter().enumerate().filter_map(move |(index, id)| {
                 let device_name = published_name(ledger, id).filter(|name| named.insert(name.clone()))?;
                 Some(Device {
-                    request_names: vec![request.clone()],
+                    request_names: vec![request.to_owned()],
                     pool_name: self.settings.node.clone(),
                     device_name,
                     cdi_device_ids: self.specifications.cdi_ids(
@@ -358,7 +358,7 @@ impl Driver {
             let first = device.ids.first()?;
             let part = &ledger.part(&first.part)?.part;
             let is_of_request = |allocation: &&Arc<Allocation>| {
-                let request = allocation.origin.claim().map(|claim| claim.request.as_str());
+                let request = allocation.origin.claim().map(ClaimRequest::main_request);
                 request == Some(device.result.main_request())
                     && allocation.resource == device.resource
                     && allocation.devices.contains(first)

@@ -2,12 +2,13 @@
 //! [`berth_kernel::grants::bypass`].
 
 use crate::cgroup::ContainerCgroup;
-use crate::containers::is_privileged;
+use crate::containers::{is_privileged, of_claims};
 use crate::device_filter::DeniedDevices;
 use crate::plugin::Refusal;
 use crate::settings::Settings;
 use crate::state::GuardState;
 use berth_kernel::evidence::pods::{DEVICE_MOUNTS, VISIBLE_DEVICES};
+use berth_kernel::grants::annotation::GrantAnnotation;
 use berth_kernel::grants::bypass::{
     Allocated, BypassAction, ContainerAccess, MOUNT_SOURCE, NRI_ANNOTATIONS, Phase, PodFacts,
     UnallocatedAccess, Verdict, cdi_devices, is_gpu, judge, visible_devices,
@@ -36,7 +37,7 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(30);
 const DRIVERS: &str = "/proc/devices";
 /// The most ways to other GPUs that are listed of one container: its pod's author decides how many there are.
 const DETAILS_MAX: usize = 8;
-const UNKNOWN_GPUS: &str = "Berth does not know which GPUs another plugin or a claim allocated to it, so that it is denied \
+const UNKNOWN_GPUS: &str = "Berth does not know which GPUs another plugin or driver allocated to it, so that it is denied \
                             access to no device; `bypass.action: deny` refuses such a container";
 const UNKNOWN_POD: &str = "`berth serve` has not shown its pod to the guard yet, so that it is not known whether the pod has \
                            claims; `berth node show` says whether both are connected";
@@ -55,6 +56,8 @@ pub(crate) struct BypassGuard {
     rules: watch::Receiver<Option<Arc<BypassRules>>>,
     /// The folder of the kubelet's checkpoint.
     device_plugins: PathBuf,
+    /// The folder of the files that containers of claims find.
+    claim_grants: PathBuf,
     cgroup_root: PathBuf,
     own_namespace: Option<String>,
     /// The containers that are denied access to devices, will be at their start, or would be if it were known what was
@@ -111,6 +114,7 @@ impl BypassGuard {
             guard,
             rules,
             device_plugins: settings.device_plugins.clone(),
+            claim_grants: settings.claim_grants.clone(),
             cgroup_root: settings.cgroup_root.clone(),
             own_namespace: settings.own_namespace.clone(),
             watched: Mutex::default(),
@@ -333,7 +337,10 @@ impl BypassGuard {
         };
         // Most containers have nothing to do with GPUs, and the checkpoint is not read for them.
         // CDI devices may be Berth's.
-        let assumed = Allocated { cdi_devices: access.cdi_devices.clone(), ..Allocated::default() };
+        let claims: Vec<GrantAnnotation> = of_claims(container, &self.claim_grants).collect();
+        let has_claim_grants = !claims.is_empty();
+        let assumed =
+            Allocated { cdi_devices: access.cdi_devices.clone(), has_claim_grants, ..Allocated::default() };
         let verdict = judge(action, &access, &assumed, facts, phase);
         if verdict.unallocated.is_empty() {
             return None;
@@ -342,6 +349,7 @@ impl BypassGuard {
             Ok(allocated) => allocated,
             Err(_) => Err("the kubelet's checkpoint could not be read within 50 ms".into()),
         };
+        let allocated = allocated.map(|known| with_claims(known, claims));
         let Ok(known) = &allocated else {
             return Some(Found { rules, verdict, allocated, if_claiming: None });
         };
@@ -388,6 +396,14 @@ impl BypassGuard {
             tracing::warn!(namespace, pod, container, why, "{done}: {details}");
         }
     }
+}
+
+/// Adds what claims have granted.
+fn with_claims(mut allocated: Allocated, claims: Vec<GrantAnnotation>) -> Allocated {
+    allocated.has_claim_grants = !claims.is_empty();
+    let parts = claims.into_iter().flat_map(|grant| grant.parts);
+    allocated.parts.extend(parts.map(|(part, _)| part));
+    allocated
 }
 
 fn log_message(outcome: BypassOutcome) -> &'static str {
@@ -725,6 +741,29 @@ mod tests {
         assert_eq!(strip.bypass.watched.lock()["c"].minors, Some([1].into()));
         let deny = Setup::new(guard::BypassAction::Deny, OF_BERTH);
         deny.create(&pod("team"), &container).await.unwrap_err();
+    }
+
+    #[tokio::test]
+    async fn a_privileged_container_with_a_claim_of_berth_keeps_that_gpu_alone() {
+        let claiming = PodSandbox { uid: "uid-3".into(), ..pod("team") };
+        let grants = Settings::default().claim_grants;
+        let source =
+            grants.join("uid-of-claim/gpu/0000002a-7/GPU-1=4096/metadata.json").display().to_string();
+        let mounts = vec![Mount { source, destination: "/var/run/berth/grants/0000002a-7.json".into() }];
+        let cdi_devices = vec![CdiDevice { name: "nvidia.com/gpu=GPU-1".into() }];
+        let container = Container { mounts, cdi_devices, ..privileged() };
+        let strip = Setup::new(guard::BypassAction::Strip, "");
+        strip.create(&claiming, &container).await.unwrap();
+        assert_eq!(strip.bypass.watched.lock()["c"].minors, Some([1].into()));
+        let deny = Setup::new(guard::BypassAction::Deny, "");
+        deny.create(&claiming, &container).await.unwrap_err();
+        // Another container of the pod may have devices of another driver.
+        deny.create(&claiming, &privileged()).await.unwrap();
+        // It is the claim's wherever the daemon has not shown the pod yet.
+        let later = PodSandbox { uid: "uid-4".into(), ..pod("team") };
+        let strip = Setup::new(guard::BypassAction::Strip, "");
+        strip.create(&later, &container).await.unwrap();
+        assert_eq!(strip.bypass.watched.lock()["c"].minors, Some([1].into()));
     }
 
     #[tokio::test]

@@ -306,7 +306,7 @@ impl Grants {
         // Each grant once; an annotation counts more than a mount.
         let mut grants: BTreeMap<AllocationId, GrantAnnotation> =
             given.into_iter().filter_map(parse).map(|grant| (grant.allocation, grant)).collect();
-        for grant in container.mounts.iter().filter_map(|mount| of_claim(mount, claim_grants)) {
+        for grant in of_claims(container, claim_grants) {
             grants.entry(grant.allocation).or_insert(grant);
         }
         for (id, grant) in grants {
@@ -324,6 +324,11 @@ impl Grants {
         let doubtful_key = doubtful.first().map(|(key, _)| (*key).clone());
         Self { doubtful_key, ties: ties.into_iter().map(tie).collect(), limits }
     }
+}
+
+/// What claims have granted to a container, by its mounts.
+pub(crate) fn of_claims(container: &Container, claim_grants: &Path) -> impl Iterator<Item = GrantAnnotation> {
+    container.mounts.iter().filter_map(|mount| of_claim(mount, claim_grants))
 }
 
 /// What a claim has granted to a container with this mount. The first two folders are the claim's and the request's; those

@@ -72,7 +72,7 @@ pub struct ContainerAccess {
     pub is_privileged: bool,
 }
 
-/// What device plugins allocated to it, by the kubelet's checkpoint.
+/// What device plugins allocated to it, by the kubelet's checkpoint, and what claims were granted by its mounts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Allocated {
     /// The values of `NVIDIA_VISIBLE_DEVICES`, one for each resource.
@@ -85,6 +85,8 @@ pub struct Allocated {
     pub parts: BTreeSet<PartId>,
     /// Whether it has GPUs of which Berth does not know the parts: another plugin allocated them, or an older release of Berth.
     pub has_unknown_gpus: bool,
+    /// Whether Berth granted it GPUs by claims: then no other DRA driver has given it any.
+    pub has_claim_grants: bool,
 }
 
 /// What is known of the container's pod by the API server or the kubelet.
@@ -185,9 +187,8 @@ pub fn judge(
     if action == BypassAction::Report {
         return verdict;
     }
-    let is_of_others = allocated.has_unknown_gpus
-        || pod.has_claims
-        || access.cdi_devices.difference(&allocated.cdi_devices).next().is_some();
+    let has_claims = pod.has_claims || access.cdi_devices.difference(&allocated.cdi_devices).next().is_some();
+    let is_of_others = allocated.has_unknown_gpus || has_claims && !allocated.has_claim_grants;
     let mut is_refused = false;
     // Every image of CUDA has the variable, so that a container which runs with GPUs of others has it, too.
     if let Some(value) = &access.visible_devices
@@ -443,10 +444,11 @@ mod tests {
             mounts in btree_set("[ab]", 0..2),
             cdi in btree_set("[ab]", 0..2),
             has_unknown_gpus in any::<bool>(),
+            has_claim_grants in any::<bool>(),
         ) -> Allocated {
             Allocated {
                 visible_devices: values.iter().map(|at| VALUES[*at].to_owned()).collect(),
-                mounts, cdi_devices: cdi, parts: BTreeSet::new(), has_unknown_gpus,
+                mounts, cdi_devices: cdi, parts: BTreeSet::new(), has_unknown_gpus, has_claim_grants,
             }
         }
     }
@@ -484,10 +486,13 @@ mod tests {
                 prop_assert_eq!(judge(action, &had, &allocated, pod, phase), Verdict::default());
                 let verdict = judge(action, &access, &allocated, pod, phase);
                 prop_assert!(verdict.removed_mounts.iter().all(|target| !allocated.mounts.contains(target)));
-                let of_others = allocated.has_unknown_gpus || pod.has_claims || !access.cdi_devices.is_subset(&allocated.cdi_devices);
+                // Claims of Berth are no other source.
+                let has_claims = pod.has_claims && !allocated.has_claim_grants;
+                let has_cdi = !allocated.has_claim_grants && !access.cdi_devices.is_subset(&allocated.cdi_devices);
+                let of_others = allocated.has_unknown_gpus || has_claims || has_cdi;
                 prop_assert!(!(of_others && verdict.denies_devices));
                 let privileged = ContainerAccess { is_privileged: true, ..had.clone() };
-                if allocated.has_unknown_gpus || pod.has_claims {
+                if allocated.has_unknown_gpus || has_claims {
                     prop_assert_eq!(judge(action, &privileged, &allocated, pod, phase), Verdict::default());
                 }
                 let changes = verdict.is_refused || verdict.denies_devices || verdict.is_not_stopped

@@ -41,6 +41,9 @@ const CLAIMS_MAX: usize = 256;
 const REQUEST_BYTES_MAX: usize = 1024 * 1024;
 /// The longest wait for a claim from the API server.
 const READ_MAX: Duration = Duration::from_secs(10);
+/// Most reads of claims at a time. One that finds no free connection to the API server opens another, with a TLS handshake of its
+/// own.
+const READS_MAX: usize = 8;
 /// The wait before a command is tried again that did not reach the ledger.
 const RETRY: Duration = Duration::from_millis(500);
 /// How often it is checked in [`DriverSettings::gone_after`] whether the API server still has a claim.
@@ -70,6 +73,8 @@ pub(super) struct Driver {
     chosen: Mutex<ChosenShares>,
     /// UIDs of claims whose release could not be recorded.
     unreleased: Mutex<BTreeSet<String>>,
+    /// See [`READS_MAX`].
+    reads: Semaphore,
     /// See [`COMMANDS_MAX`].
     commands: Semaphore,
 }
@@ -172,8 +177,8 @@ impl Driver {
         specifications: Arc<Specifications>,
     ) -> Self {
         let (calls, chosen, unreleased) = Default::default();
-        let commands = Semaphore::new(COMMANDS_MAX);
-        Self { settings, kernel, claims, specifications, calls, chosen, unreleased, commands }
+        let (reads, commands) = (Semaphore::new(READS_MAX), Semaphore::new(COMMANDS_MAX));
+        Self { settings, kernel, claims, specifications, calls, chosen, unreleased, reads, commands }
     }
 
     fn calls_of(&self, uid: &str) -> Arc<CallsOfClaim> {
@@ -228,7 +233,11 @@ impl Driver {
 
     async fn read(&self, namespace: &str, name: &str) -> Result<Option<ClaimOfServer>, String> {
         let late = |_| Err(format!("no answer within {} s", READ_MAX.as_secs()));
-        timeout(READ_MAX, self.claims.read(namespace, name)).await.unwrap_or_else(late)
+        let read = async {
+            let _place = self.reads.acquire().await;
+            self.claims.read(namespace, name).await
+        };
+        timeout(READ_MAX, read).await.unwrap_or_else(late)
     }
 
     /// Grants a claim its devices; waits for holders of them until `deadline`.

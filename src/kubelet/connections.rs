@@ -179,6 +179,11 @@ impl Connections {
         Arc::new(Self { socket, allowed_users, timeouts, open: Mutex::default(), freed: Notify::new() })
     }
 
+    /// Whether any connection is open.
+    pub(super) fn are_open(&self) -> bool {
+        !self.open.lock().by_age.is_empty()
+    }
+
     /// Assigns a slot to an accepted connection, closing another connection if necessary. `None`, which
     /// closes the connection, for a process of another user.
     pub(super) async fn admit(self: Arc<Self>, stream: UnixStream) -> Option<ServedConnection> {

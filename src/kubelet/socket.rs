@@ -28,6 +28,7 @@ pub(super) struct Socket {
     path: PathBuf,
     /// The file that this process bound, to recognize a replacement at the same path.
     id: Option<FileId>,
+    connections: Arc<Connections>,
     stop: watch::Sender<bool>,
     serving: JoinHandle<()>,
 }
@@ -49,7 +50,7 @@ impl Socket {
         let allowed_users = [0, rustix::process::geteuid().as_raw()];
         let connections = Connections::new(path.display().to_string(), allowed_users, timeouts);
         let stop = watch::Sender::new(false);
-        let incoming = incoming(listener, connections);
+        let incoming = incoming(listener, Arc::clone(&connections));
         let mut stopped = stop.subscribe();
         let serving = tokio::spawn(async move {
             let mut server = Server::builder()
@@ -61,7 +62,7 @@ impl Socket {
             };
             let _ = server.add_routes(services).serve_with_incoming_shutdown(incoming, signal).await;
         });
-        Ok(Self { path: path.to_owned(), id, stop, serving })
+        Ok(Self { path: path.to_owned(), id, connections, stop, serving })
     }
 
     /// The socket under another name in the same folder, where it replaces an existing one.
@@ -79,6 +80,11 @@ impl Socket {
     /// Whether the bound file still exists. A starting kubelet deletes it.
     pub(super) fn is_in_place(&self) -> bool {
         self.id.is_some() && socket_id(&self.path) == self.id
+    }
+
+    /// Whether any process is connected.
+    pub(super) fn is_connected(&self) -> bool {
+        self.connections.are_open()
     }
 
     /// Accepts no more connections, waits up to `limit` for running calls, and removes the socket file.

@@ -38,6 +38,9 @@ impl DraChannels {
             let why = match &*registration.borrow() {
                 DriverRegistration::Registered => None,
                 DriverRegistration::Waiting => Some("the kubelet has not called it yet".to_owned()),
+                DriverRegistration::Disconnected => {
+                    Some("the kubelet has closed its connection: it does not run".to_owned())
+                }
                 DriverRegistration::Failed(why) => Some(why.clone()),
             };
             let slices = slices.borrow().clone();
@@ -125,7 +128,10 @@ impl Base {
         self.tasks.spawn(async move {
             loop {
                 let state = registration.borrow_and_update().clone();
-                registered.send_replace(state == DriverRegistration::Registered);
+                // The slices stay up to date while the kubelet restarts.
+                let was_registered =
+                    matches!(state, DriverRegistration::Registered | DriverRegistration::Disconnected);
+                registered.send_replace(was_registered);
                 shown.send_replace(state);
                 if registration.changed().await.is_err() {
                     return;

@@ -44,8 +44,11 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 pub enum DriverRegistration {
     /// The kubelet has not said yet whether it has registered the driver.
     Waiting,
-    /// The kubelet has registered the driver.
+    /// The kubelet has registered the driver, and is connected.
     Registered,
+    /// The kubelet had registered the driver, and is not connected: it has ended. It keeps a connection open as long as it runs
+    /// (kubernetes `dra/plugin/dra_plugin_manager.go`).
+    Disconnected,
     /// The kubelet refused the driver, or its sockets cannot be served, and why.
     Failed(String),
 }
@@ -95,6 +98,9 @@ fn set(state: &watch::Sender<DriverRegistration>, new: DriverRegistration) {
                 DriverRegistration::Waiting => {}
                 DriverRegistration::Registered => {
                     tracing::info!("the kubelet has registered the DRA driver");
+                }
+                DriverRegistration::Disconnected => {
+                    tracing::info!("the kubelet has closed its connection to the DRA driver");
                 }
                 DriverRegistration::Failed(why) => tracing::warn!("the DRA driver is not registered: {why}"),
             }
@@ -155,6 +161,9 @@ impl Registrar {
                     Err(error) => set(&self.state, DriverRegistration::Failed(error)),
                 }
             }
+            if let Some(both) = &sockets {
+                self.show_connection(both.api.is_connected());
+            }
             tokio::select! {
                 () = sleep(CHECK_INTERVAL) => {}
                 _ = stop.wait_for(|stop| *stop) => break,
@@ -162,6 +171,16 @@ impl Registrar {
         }
         if let Some(sockets) = sockets {
             sockets.stop(timeouts.stop_limit).await;
+        }
+    }
+
+    /// A kubelet whose connection was lost connects again, and does not register the driver again.
+    fn show_connection(&self, is_connected: bool) {
+        let state = self.state.borrow().clone();
+        match (state, is_connected) {
+            (DriverRegistration::Registered, false) => set(&self.state, DriverRegistration::Disconnected),
+            (DriverRegistration::Disconnected, true) => set(&self.state, DriverRegistration::Registered),
+            _ => {}
         }
     }
 

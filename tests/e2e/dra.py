@@ -4,10 +4,13 @@ device plugin and claims while the node runs."""
 from __future__ import annotations
 
 import json
+import re
+import textwrap
 import time
 import urllib.parse
 from pathlib import Path
 
+import images
 import machine
 import process
 from bench import Bench
@@ -54,6 +57,30 @@ def moves(bench: Bench) -> str:
         raise TestError(f"{WHOLE} of the node is {bench.node.cluster.allocatable(WHOLE)}")
     _published(bench, {gpu})
     return f"moved_within_s={took:.0f}"
+
+
+def documented(bench: Bench) -> None:
+    """The claim and the pod of docs/dra.md run as they are written, but for the image, which nobody can pull here, its command,
+    and the network of the host, since the node has no other."""
+    page = (REPO / "docs/dra.md").read_text(encoding="utf-8")
+    manifest = next(block for block in re.findall(r"```yaml\n(.*?)```", page, re.S) if "kind: Pod" in block)
+    path = RUN / "documented.yaml"
+    path.write_text(textwrap.dedent(manifest), encoding="utf-8")
+    shown = bench.node.cluster.kubectl("create", "--dry-run=client", "-f", path, "-o", "json")
+    claim, end = json.JSONDecoder().raw_decode(shown)
+    pod = json.loads(shown[end:])
+    pod["spec"]["hostNetwork"] = True
+    pod["spec"]["containers"][0] |= {"image": images.BUSYBOX, "imagePullPolicy": "Never", "command": ["sleep", "3600"]}
+    for one in (claim, pod):
+        bench.node.cluster.create(json.dumps(one))
+    claim_name, pod_name = claim["metadata"]["name"], pod["metadata"]["name"]
+    bench.node.cluster.kubectl("wait", "--for=condition=Ready", f"pod/{pod_name}", "--timeout=60s")
+    listed = bench.berth.cli("allocation", "list", "-o", "json")
+    if not all(f'"{name}"' in listed for name in (claim_name, pod_name)):
+        raise TestError(f"the allocations do not name claim and pod: {listed}")
+    bench.node.cluster.kubectl("delete", "pod", pod_name, "--grace-period=1")
+    bench.node.cluster.kubectl("delete", "resourceclaim", claim_name)
+    until("the claim is released", CHANGES_SECONDS, lambda: not bench.berth.claims())
 
 
 def claim_runs(bench: Bench) -> None:
@@ -490,6 +517,7 @@ SCENARIOS = [
         {
             "claims: the kubelet registers the DRA driver": registered,
             "claims: a GPU moves from the device plugin to DRA": moves,
+            "claims: the claim and the pod of docs/dra.md run": documented,
             "claims: a pod with a claim gets the GPU, and the API names both": claim_runs,
             "claims: a second claim waits until the first is released": second_waits,
             "claims: a cordon is a taint that clears": cordoned,

@@ -1,237 +1,30 @@
 //! The DRA driver: its sockets as the kubelet calls them, and claims from their preparation to their release.
 
+use crate::support::claim_node::{ClaimNode, DRIVER, POOL, dial, result, until_async};
 use crate::support::gpus::{MEMORY_MIB, SHARED, gpu, gpu_id};
-use crate::support::kubelet_node::{KubeletNode, NodeOptions, api_server_shows, cordon};
+use crate::support::kubelet_node::{api_server_shows, cordon};
 use crate::support::wait::SOON;
 use berth_kernel::grants::allocation::{Allocation, EndReason};
-use berth_kernel::grants::claim::{Claim, ClaimOfServer, ClaimPod, DeviceResult};
-use berth_kernel::hardware::device_access::DeviceAccess;
+use berth_kernel::grants::claim::DeviceResult;
 use berth_kernel::hardware::gpu::{Reading, XID};
-use berth_kernel::ids::names::DeviceId;
+use berth_kernel::ids::names::{AllocationId, DeviceId};
 use berth_kernel::node::command::Command;
 use berth_kernel::sharing::via::KubeletApi;
-use berth_kubelet::dra::{
-    ClaimReader, DraDriver, DriverRegistration, DriverSettings, RunningDriver, adopt_claims,
-};
-use berth_kubelet::{ConnectionTimeouts, DeviceListStrategy, Edits};
-use berth_proto::dra::dra_plugin_client::DraPluginClient;
-use berth_proto::dra::{self, NodePrepareResourcesRequest, NodeUnprepareResourcesRequest};
+use berth_kubelet::dra::{DraDriver, DriverRegistration, adopt_claims};
+use berth_proto::dra::{self, NodePrepareResourcesRequest};
 use berth_proto::plugin_registration::registration_client::RegistrationClient;
 use berth_proto::plugin_registration::{InfoRequest, RegistrationStatus};
 use berth_proto::{v1, v1alpha1};
-use futures_util::FutureExt;
-use futures_util::future::{BoxFuture, join_all};
-use hyper_util::rt::TokioIo;
+use futures_util::future::join_all;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
-use tokio::net::UnixStream;
+use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
-use tonic::transport::{Channel, Endpoint};
-
-const DRIVER: &str = "gpu.nvidia.com";
-const POOL: &str = "node-1";
-
-/// The claims of an API server.
-#[derive(Default)]
-struct Server {
-    claims: Mutex<BTreeMap<String, ClaimOfServer>>,
-    is_away: AtomicBool,
-    reads: AtomicUsize,
-}
-
-impl ClaimReader for Server {
-    fn read<'r>(&'r self, _: &'r str, name: &'r str) -> BoxFuture<'r, Result<Option<ClaimOfServer>, String>> {
-        self.reads.fetch_add(1, Ordering::SeqCst);
-        let answer = if self.is_away.load(Ordering::SeqCst) {
-            Err("connection refused".to_owned())
-        } else {
-            Ok(self.claims.lock().unwrap().get(name).cloned())
-        };
-        async { answer }.boxed()
-    }
-}
-
-/// A node whose GPUs are granted through DRA, with its driver.
-struct ClaimNode {
-    node: KubeletNode,
-    server: Arc<Server>,
-    settings: DriverSettings,
-    driver: Option<RunningDriver>,
-    client: DraPluginClient<Channel>,
-}
-
-impl ClaimNode {
-    async fn new() -> Self {
-        Self::waiting(Duration::from_millis(200)).await
-    }
-
-    /// `wait_max`: how long a call waits for a holder.
-    async fn waiting(wait_max: Duration) -> Self {
-        Self::with(None, wait_max).await
-    }
-
-    /// Each GPU is offered in four shares of 20,389 MiB.
-    async fn shared(wait_max: Duration) -> Self {
-        Self::with(Some("shares=4"), wait_max).await
-    }
-
-    async fn with(policy: Option<&'static str>, wait_max: Duration) -> Self {
-        let edits = Edits { strategies: [DeviceListStrategy::CdiCri].into(), ..Edits::default() };
-        let node = NodeOptions { via: KubeletApi::Dra, edits, policy, ..NodeOptions::default() };
-        let node = node.unstarted().await;
-        let access = DeviceAccess { by_cdi: true, ..DeviceAccess::default() };
-        node.kernel.execute(Command::SetDeviceAccess(access)).await.unwrap();
-        let settings = DriverSettings {
-            driver: DRIVER.into(),
-            node: POOL.into(),
-            root_dir: node.settings.root_dir.clone(),
-            cdi_dir: node.settings.root_dir.join("cdi"),
-            edits: node.settings.edits.clone(),
-            wait_max,
-            gone_after: Duration::from_millis(300),
-            connections: ConnectionTimeouts::default(),
-        };
-        let server = Arc::new(Server::default());
-        let (driver, client) = started(&settings, &node, &server).await;
-        Self { node, server, settings, driver: Some(driver), client }
-    }
-
-    /// A claim that the scheduler has allocated these GPUs, each for a request of its own.
-    fn claim(&self, name: &str, gpus: &[u32]) -> dra::Claim {
-        let result = |(index, gpu): (usize, &u32)| DeviceResult {
-            request: format!("request-{index}"),
-            ..result(&format!("gpu-{gpu}"))
-        };
-        self.allocated(name, gpus.iter().enumerate().map(result).collect())
-    }
-
-    /// A claim that the scheduler has allocated so much memory of GPUs that claims share: shares, by 20,389 MiB.
-    fn shares(&self, name: &str, gpus: &[(u32, u64)]) -> dra::Claim {
-        let result = |(index, (gpu, shares)): (usize, &(u32, u64))| DeviceResult {
-            share_id: Some(format!("share-{name}-{index}")),
-            consumed: [("memory".to_owned(), shares * (MEMORY_MIB / 4) * 1024 * 1024)].into(),
-            ..result(&format!("gpu-{gpu}-shared"))
-        };
-        self.allocated(name, gpus.iter().enumerate().map(result).collect())
-    }
-
-    fn allocated(&self, name: &str, results: Vec<DeviceResult>) -> dra::Claim {
-        let uid = format!("uid-{name}");
-        let claim = ClaimOfServer {
-            claim: Claim { uid: uid.clone(), namespace: "ns".into(), name: name.into() },
-            pod_claim_name: None,
-            pods: vec![ClaimPod { uid: format!("pod-of-{name}"), name: format!("pod-{name}") }],
-            results,
-        };
-        self.server.claims.lock().unwrap().insert(name.into(), claim);
-        dra::Claim { namespace: "ns".into(), uid, name: name.into() }
-    }
-
-    /// The answer for a claim.
-    async fn answer(&self, claim: &dra::Claim) -> dra::NodePrepareResourceResponse {
-        let request = NodePrepareResourcesRequest { claims: vec![claim.clone()] };
-        let answer = self.client.clone().node_prepare_resources(request).await.unwrap().into_inner();
-        answer.claims[&claim.uid].clone()
-    }
-
-    /// The CDI ids of a claim's devices, or the error.
-    async fn prepare(&self, claim: &dra::Claim) -> Result<Vec<Vec<String>>, String> {
-        let mut answers = self.prepare_all(std::slice::from_ref(claim)).await;
-        answers.remove(&claim.uid).unwrap()
-    }
-
-    async fn prepare_all(&self, claims: &[dra::Claim]) -> BTreeMap<String, Result<Vec<Vec<String>>, String>> {
-        let request = NodePrepareResourcesRequest { claims: claims.to_vec() };
-        let answer = self.client.clone().node_prepare_resources(request).await.unwrap().into_inner();
-        assert_eq!(answer.claims.len(), claims.len(), "every claim of the request and no other");
-        let ids = |response: dra::NodePrepareResourceResponse| {
-            if response.error.is_empty() {
-                Ok(response.devices.into_iter().map(|device| device.cdi_device_ids).collect())
-            } else {
-                assert!(response.devices.is_empty());
-                Err(response.error)
-            }
-        };
-        answer.claims.into_iter().map(|(uid, response)| (uid, ids(response))).collect()
-    }
-
-    async fn unprepare(&self, claim: &dra::Claim) {
-        let request = NodeUnprepareResourcesRequest { claims: vec![claim.clone()] };
-        let answer = self.client.clone().node_unprepare_resources(request).await.unwrap().into_inner();
-        assert_eq!(answer.claims[&claim.uid].error, "");
-    }
-
-    /// The share numbers that a claim holds, by GPU.
-    fn held_shares(&self, claim: &dra::Claim) -> Vec<DeviceId> {
-        let live = self.live().into_iter().filter(|allocation| allocation.is_of_claim(&claim.uid));
-        live.flat_map(|allocation| allocation.devices.clone()).collect()
-    }
-
-    fn live(&self) -> Vec<Arc<Allocation>> {
-        self.node.kernel.snapshot().live.values().cloned().collect()
-    }
-
-    fn specification(&self, claim: &dra::Claim) -> PathBuf {
-        self.settings.cdi_dir.join(format!("{DRIVER}-berth_{}.json", claim.uid))
-    }
-
-    /// The driver and the kubelet's connection end, and both start again.
-    async fn restart(&mut self) {
-        self.driver.take().unwrap().stop().await;
-        let (driver, client) = started(&self.settings, &self.node, &self.server).await;
-        (self.driver, self.client) = (Some(driver), client);
-    }
-}
-
-/// A device that the scheduler has allocated to the request `gpu`.
-fn result(device: &str) -> DeviceResult {
-    DeviceResult {
-        request: "gpu".into(),
-        driver: DRIVER.into(),
-        pool: POOL.into(),
-        device: device.into(),
-        admin_access: false,
-        share_id: None,
-        consumed: BTreeMap::new(),
-    }
-}
-
-async fn started(
-    settings: &DriverSettings,
-    node: &KubeletNode,
-    server: &Arc<Server>,
-) -> (RunningDriver, DraPluginClient<Channel>) {
-    let driver = DraDriver::new(settings.clone(), node.kernel.clone(), Arc::clone(server) as _).start();
-    let socket = settings.registration_socket();
-    until_async("the driver's sockets are there", || socket.exists()).await;
-    (driver, DraPluginClient::new(dial(&settings.socket(), "http://localhost").await))
-}
-
-async fn until_async(what: &str, mut holds: impl FnMut() -> bool) {
-    let waited = timeout(SOON, async {
-        while !holds() {
-            sleep(Duration::from_millis(5)).await;
-        }
-    });
-    assert!(waited.await.is_ok(), "waited {SOON:?}: {what}");
-}
-
-/// `authority`: in front of which the client sets its calls.
-async fn dial(socket: &Path, authority: &str) -> Channel {
-    let socket = socket.to_owned();
-    let connect = tower::service_fn(move |_| {
-        let socket = socket.clone();
-        async move { UnixStream::connect(socket).await.map(TokioIo::new) }
-    });
-    let endpoint = Endpoint::from_static("http://localhost").origin(authority.parse().unwrap());
-    endpoint.connect_with_connector(connect).await.unwrap()
-}
 
 /// grpc-go sends the escaped path of a unix socket as `:authority` (`encodeAuthority`).
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
@@ -263,6 +56,25 @@ async fn the_watcher_of_plugins_finds_the_driver_by_its_socket() {
     until_async("the socket is there again", || socket.exists()).await;
     node.driver.unwrap().stop().await;
     assert!(!socket.exists());
+}
+
+async fn shows(state: &mut watch::Receiver<DriverRegistration>, wanted: DriverRegistration) -> bool {
+    timeout(SOON, state.wait_for(|state| *state == wanted)).await.is_ok()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_driver_whose_kubelet_has_ended_is_not_shown_as_registered() {
+    let ClaimNode { node: _node, driver, client, settings, .. } = ClaimNode::new().await;
+    let socket = settings.registration_socket();
+    let mut state = driver.as_ref().unwrap().registration();
+    let mut watcher = RegistrationClient::new(dial(&socket, "http://localhost").await);
+    let registered = RegistrationStatus { plugin_registered: true, error: String::new() };
+    watcher.notify_registration_status(registered).await.unwrap();
+    assert!(shows(&mut state, DriverRegistration::Registered).await);
+    drop(client);
+    assert!(shows(&mut state, DriverRegistration::Disconnected).await, "the kubelet has ended");
+    let _connected_again = dial(&settings.socket(), "http://localhost").await;
+    assert!(shows(&mut state, DriverRegistration::Registered).await, "only its connection was lost");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
@@ -425,8 +237,16 @@ async fn the_specifications_of_prepared_claims_are_always_there() {
 async fn containers_of_a_claim_find_the_attributes_of_their_devices() {
     let mut node = ClaimNode::shared(Duration::from_millis(200)).await;
     let claim = node.shares("half", &[(0, 2)]);
-    node.server.claims.lock().unwrap().get_mut("half").unwrap().pod_claim_name = Some("a-gpu".into());
+    {
+        let mut claims = node.server.claims.lock().unwrap();
+        let half = claims.get_mut("half").unwrap();
+        half.pod_claim_name = Some("a-gpu".into());
+        half.results[0].request = "gpu/big".into();
+    }
+    let answer = node.answer(&claim).await;
+    assert_eq!(answer.devices[0].request_names, ["gpu"], "the kubelet knows no subrequests");
     node.prepare(&claim).await.unwrap();
+    assert_eq!(node.live().len(), 1, "it was prepared already");
     let specification: Value =
         serde_json::from_slice(&fs::read(node.specification(&claim)).unwrap()).unwrap();
     let mounts = &specification["devices"][0]["containerEdits"]["mounts"];
@@ -448,6 +268,7 @@ async fn containers_of_a_claim_find_the_attributes_of_their_devices() {
             (&version["metadata"]["uid"], &version["podClaimName"]),
             (&json!(claim.uid), &json!("a-gpu"))
         );
+        assert_eq!(version["requests"][0]["name"], "gpu/big");
         let device = &version["requests"][0]["devices"][0];
         assert_eq!((&device["name"], &device["pool"]), (&json!("gpu-0-shared"), &json!(POOL)));
         assert_eq!(device["attributes"]["uuid"], json!({"string": gpu(0).as_str()}));
@@ -471,9 +292,14 @@ async fn a_daemon_whose_store_was_lost_adopts_prepared_claims_and_their_gpus() {
     let claim = first.shares("half", &[(0, 2)]);
     let ids = first.prepare(&claim).await.unwrap();
     let grants = first.settings.grants_folder();
-    // One that is damaged, one that is not of its folder, which would be removed with the claim, and a file of someone else.
+    // Records of another allocation: one that is damaged, one that is not of its folder, which would be removed with the
+    // claim, and one whose UID is a path. Then a file of someone else.
     let record = fs::read_to_string(grants.join(&claim.uid).join("claim.json")).unwrap();
-    for (folder, text) in [("damaged", "{}"), ("other", &*record), ("up", &*record.replace(&claim.uid, ".."))]
+    let (id, more) = (first.live()[0].id, AllocationId { number: 99, ..first.live()[0].id });
+    let record = record.replace(&id.to_string(), &more.to_string()).replace(gpu(0).as_str(), gpu(1).as_str());
+    assert!(record.contains(&more.to_string()) && record.contains(gpu(1).as_str()), "{record}");
+    for (folder, text) in
+        [("damaged", "{}"), ("other", &*record), ("a.b", &*record.replace(&claim.uid, "a.b"))]
     {
         fs::create_dir_all(grants.join(folder)).unwrap();
         fs::write(grants.join(folder).join("claim.json"), text).unwrap();

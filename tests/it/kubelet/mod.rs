@@ -1,6 +1,7 @@
 //! The device plugin against the stand-in kubelet, and the DRA driver against a client of its sockets.
 
 pub(crate) mod allocation;
+pub(crate) mod claim_policies;
 pub(crate) mod claims;
 pub(crate) mod clients;
 pub(crate) mod floods;

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use berth_kernel::ids::time::Now;
@@ -31,10 +31,15 @@ pub(crate) fn settings(state_dir: &Path) -> Settings {
 
 /// The policy runtime of all tests that do not change its settings.
 pub(crate) fn policies() -> &'static WasmPolicies {
-    static ROOM: OnceLock<(WasmPolicies, tempfile::TempDir)> = OnceLock::new();
+    shared_policies()
+}
+
+/// The same, for threads that keep it.
+pub(crate) fn shared_policies() -> &'static Arc<WasmPolicies> {
+    static ROOM: OnceLock<(Arc<WasmPolicies>, tempfile::TempDir)> = OnceLock::new();
     let (policies, _) = ROOM.get_or_init(|| {
         let state = tempfile::tempdir().unwrap();
-        (WasmPolicies::new(settings(state.path())).unwrap(), state)
+        (Arc::new(WasmPolicies::new(settings(state.path())).unwrap()), state)
     });
     policies
 }

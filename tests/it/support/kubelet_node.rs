@@ -3,6 +3,7 @@
 
 use crate::support::admin_fakes::SwitchStore;
 use crate::support::gpus::{WHOLE, gpu, gpu_id, part, resource};
+use crate::support::guests::{NOW, policies, shared_policies};
 use crate::support::kubelet_fakes::{ScriptedPolicies, SkipClock, scripted_version};
 use crate::support::wait::SOON;
 use berth_core::keeper::Keeper;
@@ -11,7 +12,7 @@ use berth_core::{ActivateError, Core, KernelHandle};
 use berth_kernel::drain::marks::Author;
 use berth_kernel::evidence::pods::{Pod, PodsSource, PodsView, Stage};
 use berth_kernel::grants::allocation::Allocation;
-use berth_kernel::hardware::gpu::{Inventory, Part, Reading};
+use berth_kernel::hardware::gpu::{Inventory, Link, Links, Part, Path, Reading};
 use berth_kernel::hardware::mig::MigStrategy;
 use berth_kernel::hardware::triage::XidRules;
 use berth_kernel::ids::names::GpuId;
@@ -21,6 +22,7 @@ use berth_kernel::node::ledger::Ledger;
 use berth_kernel::node::ports::Clock;
 use berth_kernel::node::rules::Rules;
 use berth_kernel::policy::stack::{OnFault, Permissions, StackEntry};
+use berth_kernel::policy::version::PolicyVersion;
 use berth_kernel::sharing::via::KubeletApi;
 use berth_kubelet::{DevicePlugins, RunningPlugins, Settings, Timeouts};
 use berth_kubelet::{Edits, ReconcileTiming};
@@ -33,7 +35,7 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use tokio::sync::watch;
 
-/// A node with a stand-in kubelet and without an admin API. Its policies are [`ScriptedPolicies`].
+/// A node with a stand-in kubelet and without an admin API. Its policies are [`ScriptedPolicies`], or shipped ones.
 pub(crate) struct KubeletNode {
     pub(crate) kubelet: Kubelet,
     pub(crate) kernel: KernelHandle,
@@ -42,6 +44,7 @@ pub(crate) struct KubeletNode {
     pub(crate) running: Option<RunningPlugins>,
     pub(crate) clock: Arc<SkipClock>,
     gpus: Vec<Part>,
+    links: Links,
     /// While true, the store takes nothing.
     pub(crate) store_fails: Arc<AtomicBool>,
     _folder: TempDir,
@@ -60,6 +63,10 @@ pub(crate) struct NodeOptions {
     pub(crate) kubelet: fn(&mut Options),
     /// The script of the stack's policy; `None` leaves it to the baseline.
     pub(crate) policy: Option<&'static str>,
+    /// Shipped policies as the stack, by name and parameters.
+    pub(crate) stack: &'static [(&'static str, &'static str)],
+    /// Pairs of GPUs with NVLinks between them.
+    pub(crate) nvlinks: &'static [(u32, u32)],
 }
 
 impl Default for NodeOptions {
@@ -86,6 +93,8 @@ impl Default for NodeOptions {
             via: KubeletApi::default(),
             kubelet: |_| {},
             policy: None,
+            stack: &[],
+            nvlinks: &[],
         }
         .with_timeouts(|t| t.loss.contested_pause = Duration::from_secs(30))
     }
@@ -105,10 +114,11 @@ impl NodeOptions {
 
     /// The node before its device plugins and its kubelet are started.
     pub(crate) async fn unstarted(self) -> KubeletNode {
-        let policy = self.policy;
+        let (policy, stack) = (self.policy, self.stack);
         let node = self.scanned().await;
         match policy {
             Some(script) => node.activate(script).await,
+            None if !stack.is_empty() => node.activate_shipped(stack).await,
             None => {
                 node.kernel.reoffer().await.unwrap();
             }
@@ -134,11 +144,18 @@ impl NodeOptions {
             xids: XidRules::default(),
             quiet_ms: 1000,
         };
-        let core =
-            berth_core::start(keeper, &Arc::new(ScriptedPolicies), clock, baseline, None).unwrap().core;
+        let running = match self.stack {
+            [] => berth_core::start(keeper, &Arc::new(ScriptedPolicies), clock, baseline, None),
+            _ => berth_core::start(keeper, shared_policies(), clock, baseline, None),
+        };
+        let core = running.unwrap().core;
         let gpus = (0..self.gpus)
             .map(|n| Part { numa_node: self.numa.then_some(n / 2), ..part(n, gpu(n)) })
             .collect();
+        let mut links = Links::default();
+        for (a, b) in self.nvlinks {
+            links.set(&gpu_id(*a), &gpu_id(*b), Link { path: Path::SameNuma, nvlinks: 18 });
+        }
         let settings = Settings {
             device_plugins: folder.path().join("device-plugins"),
             root_dir: folder.path().to_owned(),
@@ -154,6 +171,7 @@ impl NodeOptions {
             running: None,
             clock: skip,
             gpus,
+            links,
             store_fails,
             _folder: folder,
         };
@@ -207,6 +225,7 @@ impl KubeletNode {
     }
 
     async fn record_scan(&self, inventory: Inventory) {
+        let inventory = Inventory { links: self.links.clone(), ..inventory };
         let kernel = self.kernel.clone();
         let recorded = tokio::task::spawn_blocking(move || kernel.record_scan(inventory));
         recorded.await.unwrap().unwrap();
@@ -227,21 +246,40 @@ impl KubeletNode {
 
     /// Activates the scripted policy with this script, unless that is refused.
     pub(crate) async fn try_activate(&self, script: &str) -> Result<(), ActivateError> {
-        let version = scripted_version();
-        let kernel = self.kernel.clone();
-        let kept = version.clone();
-        tokio::task::spawn_blocking(move || kernel.execute_blocking(Command::RecordUpload(kept)))
-            .await
-            .unwrap()
-            .unwrap();
-        let entry = StackEntry {
-            name: version.name,
-            digest: version.digest,
-            parameters: script.to_owned(),
-            permissions: Permissions { environment: vec!["TOLD_*".into()], ..Permissions::default() },
-            on_fault: OnFault::Deny,
-        };
-        let stack = NewStack { from_api: true, by: "test".into(), why: String::new(), entries: vec![entry] };
+        let permissions = Permissions { environment: vec!["TOLD_*".into()], ..Permissions::default() };
+        self.activate_versions(vec![(scripted_version(), script)], &permissions).await
+    }
+
+    /// Activates these shipped policies, by name and parameters.
+    pub(crate) async fn activate_shipped(&self, stack: &[(&str, &str)]) {
+        let shipped = policies().restore_shipped(NOW).unwrap();
+        let named = |name: &str| shipped.iter().find(|version| version.name == name).unwrap().clone();
+        let stack = stack.iter().map(|(name, parameters)| (named(name), *parameters)).collect();
+        let permissions = Permissions { resources: vec!["nvidia.com/*".into()], ..Permissions::default() };
+        self.activate_versions(stack, &permissions).await.unwrap();
+    }
+
+    async fn activate_versions(
+        &self,
+        stack: Vec<(PolicyVersion, &str)>,
+        permissions: &Permissions,
+    ) -> Result<(), ActivateError> {
+        let mut entries = Vec::new();
+        for (version, parameters) in stack {
+            let (kernel, kept) = (self.kernel.clone(), version.clone());
+            tokio::task::spawn_blocking(move || kernel.execute_blocking(Command::RecordUpload(kept)))
+                .await
+                .unwrap()
+                .unwrap();
+            entries.push(StackEntry {
+                name: version.name,
+                digest: version.digest,
+                parameters: parameters.to_owned(),
+                permissions: permissions.clone(),
+                on_fault: OnFault::Deny,
+            });
+        }
+        let stack = NewStack { from_api: true, by: "test".into(), why: String::new(), entries };
         self.core.policies.activate(stack, None).await.map(drop)
     }
 

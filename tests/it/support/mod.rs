@@ -7,6 +7,7 @@ pub(crate) mod api_server;
 pub(crate) mod api_writes;
 pub(crate) mod batches;
 pub(crate) mod child;
+pub(crate) mod claim_node;
 pub(crate) mod client;
 pub(crate) mod files;
 pub(crate) mod gated_node;

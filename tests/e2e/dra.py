@@ -25,6 +25,7 @@ from scenario import Scenario
 
 DRIVER = "gpu.nvidia.com"
 SHARED_CLASS = f"shared.{DRIVER}"
+MIG_CLASS = "mig.nvidia.com"
 GPUS = 3
 #: Of the setup whose GPUs are offered both whole and in four shares.
 SHARED_GPUS = 2
@@ -42,7 +43,7 @@ def registered(bench: Bench) -> str:
     begin = time.monotonic()
     until("the kubelet has registered the driver", REGISTERED_SECONDS, lambda: bench.berth.node()["dra"]["registered"])
     _published(bench, set())
-    _classes(bench)
+    create_classes(bench)
     return f"registered_within_s={time.monotonic() - begin:.1f}"
 
 
@@ -85,8 +86,8 @@ def documented(bench: Bench) -> None:
 
 def claim_runs(bench: Bench) -> None:
     """A pod with a claim gets the GPU by CDI, and the API names claim and pod; the other pods get none of it."""
-    _claim(bench, "first")
-    pod = _pod("claims", "first")
+    create_claim(bench, "first")
+    pod = pod_of("claims", "first")
     bench.node.run(pod)
     bench.node.running(pod)
     pod.started("main")
@@ -112,8 +113,8 @@ def claim_runs(bench: Bench) -> None:
 
 def second_waits(bench: Bench) -> str:
     """A second claim waits for the GPU, and runs when the first one is released."""
-    _claim(bench, "second")
-    pod = _pod("waits", "second")
+    create_claim(bench, "second")
+    pod = pod_of("waits", "second")
     bench.node.run(pod)
     time.sleep(3)
     if bench.node.cluster.pod(pod.name)["status"]["phase"] != "Pending":
@@ -229,7 +230,7 @@ def unchanged_pod(bench: Bench) -> None:
 def shares_published(bench: Bench) -> None:
     """GPUs that are offered both whole and in shares are two devices each, with a counter that keeps the scheduler from
     allocating both."""
-    _classes(bench)
+    create_classes(bench)
     for gpu in sorted(bench.berth.gpus()):
         bench.berth.cli("gpu", "via", gpu, "dra", "--wait", seconds=3 * CHANGES_SECONDS)
     devices = until("the shares are published", PUBLISHED_SECONDS, lambda: _of_two_kinds(bench))
@@ -245,8 +246,8 @@ def shares_run(bench: Bench) -> str:
     bench.claim_pods = []
     begin = time.monotonic()
     for n in range(5):
-        _claim(bench, f"share-{n}", SHARED_CLASS)
-        pod = _pod(f"share-{n}", f"share-{n}")
+        create_claim(bench, f"share-{n}", SHARED_CLASS)
+        pod = pod_of(f"share-{n}", f"share-{n}")
         bench.node.run(pod)
         bench.claim_pods.append(pod)
     seen = []
@@ -266,11 +267,11 @@ def shares_run(bench: Bench) -> str:
 
 def whole_waits_for_shares(bench: Bench) -> str:
     """A claim for a whole GPU waits until the shares of one are released, and then no share of that GPU is allocated."""
-    _claim(bench, "whole")
-    whole = _pod("whole", "whole")
+    create_claim(bench, "whole")
+    whole = pod_of("whole", "whole")
     bench.node.run(whole)
     time.sleep(3)
-    if _is_allocated(bench, "whole"):
+    if is_allocated(bench, "whole"):
         raise TestError("a GPU with claims of shares was allocated to another claim whole")
     claims = bench.berth.claims()
     by_gpu = {gpu: [n for n in range(5) if claims[f"share-{n}"]["gpus"] == [gpu]] for gpu in bench.berth.gpus()}
@@ -281,14 +282,14 @@ def whole_waits_for_shares(bench: Bench) -> str:
         bench.node.cluster.kubectl("delete", "resourceclaim", f"share-{n}")
     bench.node.running(whole)
     took = time.monotonic() - begin
-    _claim(bench, "late", SHARED_CLASS)
-    late = _pod("late", "late")
+    create_claim(bench, "late", SHARED_CLASS)
+    late = pod_of("late", "late")
     bench.node.run(late)
     time.sleep(3)
     held = bench.berth.claims()
     # The other GPU has four shares.
     has_room = 5 - len(fewest) < 4
-    if _is_allocated(bench, "late") != has_room:
+    if is_allocated(bench, "late") != has_room:
         raise TestError(f"of {held} a further claim was {'not ' if has_room else ''}allocated a share")
     if has_room and held["late"]["gpus"] == held["whole"]["gpus"]:
         raise TestError(f"{held['late']} is on the GPU of {held['whole']}")
@@ -308,19 +309,19 @@ def memory_of_shares(bench: Bench) -> None:
     mib = int(share.removesuffix("Mi"))
     bench.claim_pods = []
     for name, memory in (("three-a", 3 * mib), ("three-b", 2 * mib + 1)):
-        _claim(bench, name, SHARED_CLASS, f"{memory}Mi")
-        pod = _pod(name, name)
+        create_claim(bench, name, SHARED_CLASS, f"{memory}Mi")
+        pod = pod_of(name, name)
         bench.node.run(pod)
         bench.claim_pods.append(pod)
         bench.node.running(pod)
         if len(bench.berth.claims()[name]["devices"]) != 3:
             raise TestError(f"the claim for {memory} MiB of shares of {share} holds {bench.berth.claims()[name]}")
-    _claim(bench, "two", SHARED_CLASS, f"{2 * mib}Mi")
-    waits = _pod("two", "two")
+    create_claim(bench, "two", SHARED_CLASS, f"{2 * mib}Mi")
+    waits = pod_of("two", "two")
     bench.node.run(waits)
     bench.claim_pods.append(waits)
     time.sleep(3)
-    if _is_allocated(bench, "two"):
+    if is_allocated(bench, "two"):
         raise TestError("two shares were allocated, although each GPU had only one left")
     held = [bench.berth.claims()[name]["gpus"] for name in ("three-a", "three-b")]
     if held[0] == held[1]:
@@ -333,8 +334,8 @@ def memory_limited(bench: Bench) -> str:
     _release_all(bench)
     bench.berth.fake.limits_memory("dmem")
     start_guard(bench)
-    _claim(bench, "limited", SHARED_CLASS)
-    pod = _pod("limited", "limited")
+    create_claim(bench, "limited", SHARED_CLASS)
+    pod = pod_of("limited", "limited")
     bench.node.run(pod)
     bench.node.running(pod)
     pod.started("main")
@@ -353,7 +354,7 @@ def memory_limited(bench: Bench) -> str:
     _crash(bench, pod)
     if cgroup_of(pod) == before or not _is_limit(hard_mib(limit_file(bench, pod, gpu)), shown):
         raise TestError("the container that started again while Berth was down has no limit")
-    _start(bench)
+    start_registered(bench)
     connected(bench)
     enforced(bench, pod, "memoryLimits")
     return f"memory_mib={shown['limits']['memoryMiB']}"
@@ -362,7 +363,7 @@ def memory_limited(bench: Bench) -> str:
 def shared_claim(bench: Bench) -> None:
     """Each container of a claim that two pods use has the limit, and the API says that together they are not limited."""
     (pod,) = bench.claim_pods
-    second = _pod("second", "limited")
+    second = pod_of("second", "limited")
     bench.node.run(second)
     bench.node.running(second)
     second.started("main")
@@ -381,13 +382,13 @@ def memory_required(bench: Bench) -> None:
     guard.stop()
     bench.berth.stop()
     bench.berth.configure({**bench.berth.settings, "enforce": {"memory": "require"}})
-    _start(bench)
+    start_registered(bench)
     until("the shares have a taint without the guard", PUBLISHED_SECONDS, lambda: _taints(bench) == [f"{DRIVER}/not-ready"] * SHARED_GPUS)
     guard.start()
     connected(bench)
     until("the taints are gone", PUBLISHED_SECONDS, lambda: not _taints(bench))
-    _claim(bench, "required", SHARED_CLASS)
-    pod = _pod("required", "required")
+    create_claim(bench, "required", SHARED_CLASS)
+    pod = pod_of("required", "required")
     bench.node.run(pod)
     bench.node.running(pod)
     pod.started("main")
@@ -399,7 +400,7 @@ def _is_limit(mib: int, shown: dict) -> bool:
     return shown["limits"]["memoryMiB"] - 2 < mib <= shown["limits"]["memoryMiB"]
 
 
-def _start(bench: Bench) -> None:
+def start_registered(bench: Bench) -> None:
     """Starts Berth, all of whose GPUs are granted through DRA."""
     bench.berth.start_unready()
     until("the kubelet has registered the driver", REGISTERED_SECONDS, lambda: bench.berth.node()["dra"]["registered"])
@@ -431,7 +432,7 @@ def _read_metadata(pod: Pod, claim: str, shown: dict) -> None:
             raise TestError(f"the file has {one}, and the API shows {shown}")
 
 
-def _is_allocated(bench: Bench, claim: str) -> bool:
+def is_allocated(bench: Bench, claim: str) -> bool:
     """Whether the scheduler has allocated devices to it."""
     shown = bench.node.cluster.get(f"/apis/resource.k8s.io/v1/namespaces/{NAMESPACE}/resourceclaims/{claim}")
     return "allocation" in shown.get("status", {})
@@ -439,25 +440,27 @@ def _is_allocated(bench: Bench, claim: str) -> bool:
 
 def _of_two_kinds(bench: Bench) -> list[dict]:
     """The devices of the slices: each GPU whole and in shares."""
-    devices = _devices(bench)
+    devices = published_devices(bench)
     kinds = sorted(device["attributes"]["type"]["string"] for device in devices)
     if kinds != ["gpu"] * SHARED_GPUS + ["shared"] * SHARED_GPUS:
         raise TestError(f"the slices have {kinds}")
     return devices
 
 
-def _claim(bench: Bench, name: str, device_class: str = DRIVER, memory: str = "") -> None:
-    exactly = {"deviceClassName": device_class}
+def create_claim(bench: Bench, name: str, device_class: str = DRIVER, memory: str = "", **more) -> None:
+    """`more`: further fields of its one request, such as `count`."""
+    exactly = {"deviceClassName": device_class, **more}
     if memory:
         exactly["capacity"] = {"requests": {"memory": memory}}
     devices = {"requests": [{"name": "gpu", "exactly": exactly}]}
     _create(bench, "ResourceClaim", {"name": name, "namespace": NAMESPACE}, {"devices": devices})
 
 
-def _classes(bench: Bench) -> None:
-    """Those of the chart for whole GPUs and for shares, unless an earlier setup has created them."""
+def create_classes(bench: Bench) -> None:
+    """Those of the chart, unless an earlier setup has created them."""
     shown = {one["metadata"]["name"] for one in bench.node.cluster.get("/apis/resource.k8s.io/v1/deviceclasses")["items"]}
-    for name, kind, extended in ((DRIVER, "gpu", {"extendedResourceName": WHOLE}), (SHARED_CLASS, "shared", {})):
+    classes = ((DRIVER, "gpu", {"extendedResourceName": WHOLE}), (SHARED_CLASS, "shared", {}), (MIG_CLASS, "mig", {}))
+    for name, kind, extended in classes:
         expression = f"device.driver == '{DRIVER}' && device.attributes['{DRIVER}'].type == '{kind}'"
         if name not in shown:
             _create(bench, "DeviceClass", {"name": name}, {"selectors": [{"cel": {"expression": expression}}], **extended})
@@ -468,28 +471,34 @@ def _create(bench: Bench, kind: str, metadata: dict, spec: dict) -> None:
     bench.node.cluster.create(json.dumps(manifest))
 
 
-def _pod(name: str, claim: str) -> Pod:
+def pod_of(name: str, claim: str) -> Pod:
     return Pod(name, [Container("main", {}, claims=(claim,))], claims=(claim,))
 
 
-def _devices(bench: Bench) -> list[dict]:
-    slices = bench.node.cluster.get(_SLICES)["items"]
+def published_devices(bench: Bench) -> list[dict]:
+    """The devices of the node's pool, in the order of its slices."""
+    return [device for spec in complete_pool(bench) for device in spec.get("devices", [])]
+
+
+def complete_pool(bench: Bench) -> list[dict]:
+    """The specs of its slices, by their names, which must all be of one generation."""
+    slices = sorted(bench.node.cluster.get(_SLICES)["items"], key=lambda one: one["metadata"]["name"])
     newest = max((one["spec"]["pool"]["generation"] for one in slices), default=0)
     current = [one["spec"] for one in slices if one["spec"]["pool"]["generation"] == newest]
     if not current or len(current) != current[0]["pool"]["resourceSliceCount"]:
         raise TestError(f"the pool is not complete: {slices}")
-    return [device for spec in current for device in spec.get("devices", [])]
+    return current
 
 
 def _taints(bench: Bench) -> list[str]:
-    return [taint["key"] for device in _devices(bench) for taint in device.get("taints", [])]
+    return [taint["key"] for device in published_devices(bench) for taint in device.get("taints", [])]
 
 
 def _published(bench: Bench, gpus: set[str]) -> None:
     """Waits until the slices have exactly the devices of these GPUs, as the API server has them."""
 
     def look() -> bool:
-        shown = {device["attributes"]["uuid"]["string"] for device in _devices(bench)}
+        shown = {device["attributes"]["uuid"]["string"] for device in published_devices(bench)}
         if shown != gpus:
             raise TestError(f"the slices have {shown}")
         return True

@@ -44,6 +44,8 @@ _BERTH_ROLES = ("berth", "berth-events", "berth-evict", "berth-delete", "berth-r
 
 #: What `ControlPlane.empty` takes away, in this order: what makes pods before the pods.
 _KINDS = "deployments,statefulsets,replicasets,jobs,poddisruptionbudgets,pods,resourceclaims"
+_GATES = "--feature-gates="
+_API_SERVER = "/kube-apiserver"
 
 
 class Answer:
@@ -131,6 +133,15 @@ class ControlPlane:
             path.chmod(0o600)
         self._trust = ssl.create_default_context(cafile=str(_CA))
         self._etcd.start()
+        self._start_servers()
+        self.kubectl("create", "namespace", NAMESPACE)
+        if self._service_accounts:
+            return
+        self.kubectl("create", "-f", _BERTH_ROLES_FILE)
+        for role in _BERTH_ROLES:
+            self.kubectl("create", "clusterrolebinding", role, f"--clusterrole={role}", "--user=berth")
+
+    def _start_servers(self) -> None:
         self._api.start()
 
         def answers() -> bool:
@@ -140,12 +151,16 @@ class ControlPlane:
         until("the API server is ready", 60, answers)
         self._controllers.start()
         self._scheduler.start()
-        self.kubectl("create", "namespace", NAMESPACE)
-        if self._service_accounts:
-            return
-        self.kubectl("create", "-f", _BERTH_ROLES_FILE)
-        for role in _BERTH_ROLES:
-            self.kubectl("create", "clusterrolebinding", role, f"--clusterrole={role}", "--user=berth")
+
+    def restart(self, feature_gates: dict[str, bool], server: Path | None = None) -> None:
+        """Restarts all but etcd with these feature gates. `server`: the folder of another API server."""
+        gates = [_GATES + ",".join(f"{name}={str(on).lower()}" for name, on in feature_gates.items())] if feature_gates else []
+        for part in (self._scheduler, self._controllers, self._api):
+            part.stop(seconds=30)
+            part.args = [one for one in part.args if not one.startswith(_GATES)] + gates
+        program = f"{server or MODULE.build()}{_API_SERVER}"
+        self._api.args = [program if one.endswith(_API_SERVER) else one for one in self._api.args]
+        self._start_servers()
 
     def stop(self) -> None:
         for part in (self._scheduler, self._controllers, self._api, self._etcd):

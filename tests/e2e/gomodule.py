@@ -23,14 +23,18 @@ class GoModule:
     `packages` are folders of that module; the last word of each is the program's name. `cgo`: with a C
     compiler, for what loads a C library; such a program must not be linked so that symbols resolve at once.
     `with_version`: links the version into the programs of Kubernetes, which report none otherwise; Berth reads the API server's.
+    `shown`: links this version in the place of the real one.
     """
 
-    def __init__(self, name: str, module: str, packages: list[str], cgo: bool = False, with_version: bool = False) -> None:
+    def __init__(
+        self, name: str, module: str, packages: list[str], cgo: bool = False, with_version: bool = False, shown: str = ""
+    ) -> None:
         self.name = name
         self.module = module
         self.packages = packages
         self.cgo = cgo
-        self.with_version = with_version
+        self.with_version = with_version or bool(shown)
+        self.shown = shown
         self._source = HERE / name
 
     @property
@@ -45,7 +49,8 @@ class GoModule:
     @property
     def folder(self) -> Path:
         """Where the programs are kept; the version is part of the name, so a new one is built beside the old one."""
-        return cache() / f"{self.name}-{self.version}{'-with-version' if self.with_version else ''}"
+        suffix = f"-shown-as-{self.shown}" if self.shown else "-with-version" if self.with_version else ""
+        return cache() / f"{self.name}-{self.version}{suffix}"
 
     @property
     def is_built(self) -> bool:
@@ -64,7 +69,7 @@ class GoModule:
             # go-nvml names functions that only some libnvidia-ml have: they are looked up when first called.
             link = "-s -w -extldflags=-Wl,-z,lazy" if self.cgo else "-s -w"
             if self.with_version:
-                link += f" -X k8s.io/component-base/version.gitVersion={self.version}"
+                link += f" -X k8s.io/component-base/version.gitVersion={self.shown or self.version}"
             command = [machine.go(), "build", "-C", self._source, "-mod=readonly", "-trimpath", f"-ldflags={link}"]
             process.run(
                 [*command, "-o", f"{unfinished}/", *packages],

@@ -80,6 +80,8 @@ class Kubelet:
         #: How often it writes its status for the API server, from its next start on. A kubelet's default is ten
         #: seconds, in which the scheduler assigns devices that are gone.
         self.status_seconds = 1
+        #: From its next start on.
+        self.feature_gates: dict[str, bool] = {}
 
     def join(self, kubeconfig: Path) -> None:
         """From its next start on it is a node of that API server."""
@@ -153,6 +155,7 @@ class Kubelet:
             "authorization": {"mode": "AlwaysAllow"},
             "containerRuntimeEndpoint": f"unix://{CONTAINERD_SOCKET}",
             "staticPodPath": str(MANIFESTS),
+            "featureGates": self.feature_gates,
             "fileCheckFrequency": "1s",
             "syncFrequency": "2s",
             "nodeStatusUpdateFrequency": f"{self.status_seconds}s",

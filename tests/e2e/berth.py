@@ -59,6 +59,7 @@ class Setup:
     `slices`: GPU n is offered in slices of `slices[n]` MiB, as a resource of its own, and the driver limits memory.
     `labels`: it labels the node with its GPUs, for which it must ask. `configs`: a label of the node chooses its stack
     among the files of `Berth.mount_configs`. `dra`: its DRA driver is enabled, and a GPU is moved in seconds.
+    `claims`: the same, and all GPUs are granted through DRA from the start. `then`: policies after those of the other fields.
     """
 
     def __init__(
@@ -80,6 +81,8 @@ class Setup:
         configs: bool = False,
         slices: tuple[int, ...] = (),
         dra: bool = False,
+        claims: bool = False,
+        then: tuple[str, ...] = (),
     ) -> None:
         self.gpus = gpus
         self.shares = shares
@@ -97,7 +100,9 @@ class Setup:
         self.labels = labels
         self.configs = configs
         self.slices = slices
-        self.dra = dra
+        self.dra = dra or claims
+        self.claims = claims
+        self.then = then
 
     @property
     def resource(self) -> str:
@@ -107,6 +112,8 @@ class Setup:
     @property
     def resources(self) -> list[str]:
         """The devices that the kubelet lists."""
+        if self.claims:
+            return []
         if self.slices:
             return [slice_of(mib) for mib in self.slices]
         return [WHOLE, SHARED] if self.mixed else [self.resource]
@@ -366,6 +373,10 @@ def _as(user: int) -> list[str]:
 
 
 def _stack(setup: Setup) -> list[dict]:
+    return _offers(setup) + [{"policy": name} for name in setup.then]
+
+
+def _offers(setup: Setup) -> list[dict]:
     if setup.slices:
         return [_slices(gpu, mib) for gpu, mib in enumerate(setup.slices)]
     if setup.mixed:
@@ -400,7 +411,7 @@ def _settings(setup: Setup, nvml_library: Path) -> dict:
     if setup.quiet_seconds is not None:
         settings["health"] = {"quietSeconds": setup.quiet_seconds}
     if setup.dra:
-        settings["dra"] = {"enabled": True}
+        settings["dra"] = {"enabled": True, "via": "dra" if setup.claims else "devicePlugin"}
         settings["timing"] = {"viaMs": 2000}
     if setup.labels:
         settings["labels"] = {"node": True}

@@ -18,8 +18,13 @@ def uuids(count: int) -> list[str]:
     return [f"GPU-{n:08x}-e2e0-4e2e-8e2e-000000000e2e" for n in range(count)]
 
 
+def instance_uuids(gpu: int, count: int) -> list[str]:
+    """Of the MIG instances of a GPU."""
+    return [f"MIG-{gpu:08x}-{n:04x}-4e2e-8e2e-000000000e2e" for n in range(count)]
+
+
 class FakeGpus:
-    """Plain GPUs without NVLink."""
+    """Plain GPUs without NVLink and MIG, unless a setup changes them."""
 
     def __init__(self, count: int, library: Path) -> None:
         """`library` is libfake_nvml.so."""
@@ -51,6 +56,29 @@ class FakeGpus:
         link.unlink(missing_ok=True)
         link.symlink_to(self.library)
         return {**self.environment, "LD_LIBRARY_PATH": str(_LIBRARY)}
+
+    def connect(self, *pairs: tuple[int, int]) -> None:
+        """Connects each of these pairs of GPUs by four NVLinks."""
+        for pair in pairs:
+            for gpu, other in (pair, pair[::-1]):
+                link = {"remote": {"gpu": self._state["gpus"][other]["uuid"]}}
+                self._state["gpus"][gpu]["nvlinks"] = [link] * 4
+        self._write()
+
+    def split(self, index: int, count: int) -> None:
+        """Puts a GPU into MIG mode, with so many instances of the smallest profile."""
+        named = {"profile": "1g.10gb", "slices": 1, "memory_mib": 9_728, "multiprocessors": 14}
+        # As on real GPUs, where the ids of small instances begin at 7.
+        instances = [{"uuid": u, "gpu_instance": 7 + n, **named} for n, u in enumerate(instance_uuids(index, count))]
+        self._state["gpus"][index]["mig"] = {"enabled": True, "instances": instances}
+        self._write()
+
+    def report(self, driver_version: str, model: str) -> None:
+        """Lets the driver report this version of itself, and this model for each GPU."""
+        self._state["driver_version"] = driver_version
+        for gpu in self._state["gpus"]:
+            gpu["name"] = model
+        self._write()
 
     def limits_memory(self, controller: str) -> None:
         """Lets the driver limit the memory of cgroups by that controller of the Linux kernel; empty: the driver cannot."""

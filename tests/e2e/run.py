@@ -124,6 +124,7 @@ def _play_scenario(node: Node, scenario: Scenario, args: argparse.Namespace, log
         scenario.before()
         scenario.install(args.nvml_library)
         fake = FakeGpus(scenario.setup.gpus, args.nvml_library)
+        scenario.shape(fake)
         berth = Berth(logs, args.berth, fake, scenario.setup, kubeconfig)
         berth.guard_binary = args.guard
         if scenario.berth_first:

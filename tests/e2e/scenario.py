@@ -11,7 +11,8 @@ class Scenario:
 
     `cluster`: on a node of an API server, with pods made by kubectl. `berth_first`: Berth runs before the first
     case; without it, the first case starts what it wants.
-    `install` is called with libfake_nvml.so, and puts a driver onto the node. `modules`: the Go modules whose programs its cases run.
+    `install` is called with libfake_nvml.so, and puts a driver onto the node. `shape` is called with the GPUs before Berth
+    starts, and may change them. `modules`: the Go modules whose programs its cases run.
     """
 
     def __init__(
@@ -23,6 +24,7 @@ class Scenario:
         cluster: bool = False,
         berth_first: bool = True,
         install=None,
+        shape=None,
         modules: tuple[GoModule, ...] = (),
     ) -> None:
         self.name = name
@@ -32,4 +34,5 @@ class Scenario:
         self.cluster = cluster
         self.berth_first = berth_first
         self.install = install or (lambda _: None)
+        self.shape = shape or (lambda _: None)
         self.modules = modules

@@ -35,16 +35,39 @@ class GoModule:
         self.cgo = cgo
         self.with_version = with_version or bool(shown)
         self.shown = shown
+        #: Chosen in place of that of our go.mod.
+        self._other_version = ""
         self._source = HERE / name
 
     @property
     def version(self) -> str:
+        """The version that is built."""
+        return self._other_version or self._required()
+
+    def choose(self, version: str) -> None:
+        """Builds this version of Kubernetes, whatever our go.mod requires."""
+        self._other_version = "" if version == self._required() else version
+
+    def _required(self) -> str:
         """The version that our go.mod requires."""
         text = (self._source / "go.mod").read_text(encoding="utf-8")
         found = re.search(rf"^require {re.escape(self.module)} (v\S+)$", text, re.M)
         if not found:
             raise TestError(f"{self._source / 'go.mod'} requires no {self.module}")
         return found.group(1)
+
+    def _derive(self, folder: Path) -> None:
+        """Makes our module with the other version. Kubernetes' own modules are v0 where it is v1."""
+        shutil.copytree(self._source, folder)
+        file, ours = folder / "go.mod", self._required()
+        text = file.read_text(encoding="utf-8").replace(ours, self._other_version)
+        text = text.replace(ours.replace("v1.", "v0.", 1), self._other_version.replace("v1.", "v0.", 1))
+        file.write_text(text, encoding="utf-8")
+        process.run(
+            [machine.go(), "mod", "tidy", "-C", folder],
+            f"go mod tidy of {self.name} {self._other_version}",
+            seconds=_BUILD_SECONDS,
+        )
 
     @property
     def folder(self) -> Path:
@@ -70,7 +93,11 @@ class GoModule:
             link = "-s -w -extldflags=-Wl,-z,lazy" if self.cgo else "-s -w"
             if self.with_version:
                 link += f" -X k8s.io/component-base/version.gitVersion={self.shown or self.version}"
-            command = [machine.go(), "build", "-C", self._source, "-mod=readonly", "-trimpath", f"-ldflags={link}"]
+            source = self._source
+            if self._other_version:
+                source = unfinished / "source"
+                self._derive(source)
+            command = [machine.go(), "build", "-C", source, "-mod=readonly", "-trimpath", f"-ldflags={link}"]
             process.run(
                 [*command, "-o", f"{unfinished}/", *packages],
                 f"build {self.name} (its Go modules come from GOPROXY)",

@@ -193,11 +193,15 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--berth", type=Path, default=places.REPO / "target" / "release" / "berth")
     parser.add_argument("--guard", type=Path, help="berth of another release, for the guard alone; default: --berth")
     parser.add_argument("--nvml-library", type=Path, help="libfake_nvml.so; default: beside berth")
+    parser.add_argument("--kubernetes", metavar="1.MINOR.PATCH", help="kubelet and control plane of another version; built once, too")
     parser.add_argument("--containerd", default="build", metavar="build|path|FOLDER", help=_CONTAINERD_HELP)
     parser.add_argument(
         "--only", action="append", choices=[s.name for s in SCENARIOS], help="only this setup; repeatable"
     )
     args = parser.parse_args()
+    if args.kubernetes:
+        for module in (kubelet.MODULE, controlplane.MODULE):
+            module.choose(f"v{args.kubernetes.removeprefix('v')}")
     args.berth = args.berth.resolve()
     args.guard = (args.guard or args.berth).resolve()
     args.nvml_library = (args.nvml_library or args.berth.parent / "libfake_nvml.so").resolve()

@@ -43,7 +43,7 @@ _BERTH_ROLES_FILE = REPO / "deploy" / "cluster-role.yaml"
 _BERTH_ROLES = ("berth", "berth-events", "berth-evict", "berth-delete", "berth-review", "berth-label", "berth-dra")
 
 #: What `ControlPlane.empty` takes away, in this order: what makes pods before the pods.
-_KINDS = "deployments,statefulsets,replicasets,jobs,poddisruptionbudgets,pods,resourceclaims"
+_KINDS = "deployments,statefulsets,replicasets,jobs,poddisruptionbudgets,pods,resourceclaims,resourceclaimtemplates"
 _GATES = "--feature-gates="
 _API_SERVER = "/kube-apiserver"
 

@@ -17,6 +17,7 @@ from bench import Bench
 from berth import WHOLE, Setup, cdi_variable, write_cdi_spec
 from gpus import uuids
 from guard import connected, start_guard
+from kubelet import NODE_NAME
 from limits import cgroup_of, enforced, hard_mib, limit_file, process_of, written
 from places import CDI_SPECS, REPO, RUN
 from pods import NAMESPACE, Container, Pod
@@ -35,14 +36,16 @@ REGISTERED_SECONDS = 20
 CHANGES_SECONDS = 30
 #: From the kubelet's registration of the driver, which has deleted the slices at its start, or from their deletion.
 PUBLISHED_SECONDS = 10
-_SLICES = "/apis/resource.k8s.io/v1/resourceslices?fieldSelector=" + urllib.parse.quote(f"spec.driver={DRIVER}")
+_SLICES = "/apis/resource.k8s.io/v1/resourceslices?fieldSelector=" + urllib.parse.quote(
+    f"spec.driver={DRIVER},spec.nodeName={NODE_NAME}"
+)
 
 
 def registered(bench: Bench) -> str:
     """The kubelet finds the driver by its socket, whose name has an `@`, and the pool is empty but complete."""
     begin = time.monotonic()
     until("the kubelet has registered the driver", REGISTERED_SECONDS, lambda: bench.berth.node()["dra"]["registered"])
-    _published(bench, set())
+    published(bench, set())
     create_classes(bench)
     return f"registered_within_s={time.monotonic() - begin:.1f}"
 
@@ -56,7 +59,7 @@ def moves(bench: Bench) -> str:
     took = time.monotonic() - begin
     if bench.node.cluster.allocatable(WHOLE) != GPUS - 1:
         raise TestError(f"{WHOLE} of the node is {bench.node.cluster.allocatable(WHOLE)}")
-    _published(bench, {gpu})
+    published(bench, {gpu})
     return f"moved_within_s={took:.0f}"
 
 
@@ -136,7 +139,7 @@ def kubelet_restarted(bench: Bench) -> str:
     bench.node.kubelet.stop()
     bench.node.kubelet.start()
     begin = time.monotonic()
-    _published(bench, {bench.shared})
+    published(bench, {bench.shared})
     took = time.monotonic() - begin
     bench.node.running(bench.claim_pod)
     _crash(bench, bench.claim_pod)
@@ -173,18 +176,18 @@ def cordoned(bench: Bench) -> str:
     """A cordon is a taint: the pod stays, and no further claim is given the GPU."""
     begin = time.monotonic()
     bench.berth.cli("gpu", "cordon", bench.shared)
-    until("the slice has the taint", PUBLISHED_SECONDS, lambda: _taints(bench) == [f"{DRIVER}/cordoned"], every=0.05)
+    until("the slice has the taint", PUBLISHED_SECONDS, lambda: taints(bench) == [f"{DRIVER}/cordoned"], every=0.05)
     took = time.monotonic() - begin
     bench.claim_pod.beats("main")
     bench.berth.cli("gpu", "uncordon", bench.shared)
-    until("the taint is gone", PUBLISHED_SECONDS, lambda: not _taints(bench))
+    until("the taint is gone", PUBLISHED_SECONDS, lambda: not taints(bench))
     return f"tainted_within_s={took:.1f}"
 
 
 def moves_back(bench: Bench) -> str:
     """The GPU waits for the claim's release, says so, and is listed by the device plugin again."""
     bench.berth.cli("gpu", "via", bench.shared, "device-plugin")
-    until("the slice has the taint", PUBLISHED_SECONDS, lambda: _taints(bench) == [f"{DRIVER}/moving"])
+    until("the slice has the taint", PUBLISHED_SECONDS, lambda: taints(bench) == [f"{DRIVER}/moving"])
     time.sleep(4)
     via = bench.berth.via(bench.shared)
     if via["state"] != "toDevicePlugin" or bench.berth.claims()["second"]["id"] not in via.get("waitsFor", ""):
@@ -196,7 +199,7 @@ def moves_back(bench: Bench) -> str:
     until("the GPU was moved", CHANGES_SECONDS, lambda: bench.berth.via(bench.shared)["state"] == "devicePlugin")
     took = time.monotonic() - begin
     bench.allocatable({WHOLE: GPUS})
-    _published(bench, set())
+    published(bench, set())
     pods = [bench.pod(f"back-{n}", {"main": 1}) for n in range(GPUS)]
     bench.start(*pods)
     bench.no_pod_failed()
@@ -383,10 +386,10 @@ def memory_required(bench: Bench) -> None:
     bench.berth.stop()
     bench.berth.configure({**bench.berth.settings, "enforce": {"memory": "require"}})
     start_registered(bench)
-    until("the shares have a taint without the guard", PUBLISHED_SECONDS, lambda: _taints(bench) == [f"{DRIVER}/not-ready"] * SHARED_GPUS)
+    until("the shares have a taint without the guard", PUBLISHED_SECONDS, lambda: taints(bench) == [f"{DRIVER}/not-ready"] * SHARED_GPUS)
     guard.start()
     connected(bench)
-    until("the taints are gone", PUBLISHED_SECONDS, lambda: not _taints(bench))
+    until("the taints are gone", PUBLISHED_SECONDS, lambda: not taints(bench))
     create_claim(bench, "required", SHARED_CLASS)
     pod = pod_of("required", "required")
     bench.node.run(pod)
@@ -416,20 +419,25 @@ def _release_all(bench: Bench) -> None:
 
 def _read_metadata(pod: Pod, claim: str, shown: dict) -> None:
     """Reads the file of a claim's request in the pod's container."""
-    program = RUN / "device-metadata"
-    if not program.exists():
-        source = REPO / "tests" / "e2e" / "device-metadata"
-        process.run([machine.go(), "build", "-C", source, "-o", program, "."], "build a reader of metadata", seconds=600)
     folder = f"var/run/kubernetes.io/dra-device-attributes/resourceclaims/{claim}/gpu"
     file = process_of(pod) / "root" / folder / f"{DRIVER}-metadata.json"
-    lines = process.run([program, file], "read the metadata of the claim").splitlines()
-    versions = [json.loads(line) for line in lines]
+    versions = metadata_versions(file)
     if [one["version"] for one in versions] != ["v1beta1", "v1alpha1"]:
         raise TestError(f"the file has {versions}")
     for one in versions:
         uuids_of = {name: [device["attributes"]["uuid"]["string"] for device in of] for name, of in one["requests"].items()}
         if (one["uid"], uuids_of) != (shown["claim"]["uid"], {"gpu": shown["gpus"]}):
             raise TestError(f"the file has {one}, and the API shows {shown}")
+
+
+def metadata_versions(file: Path) -> list[dict]:
+    """The versions in a file of metadata, as Kubernetes' own library reads them."""
+    program = RUN / "device-metadata"
+    if not program.exists():
+        source = REPO / "tests" / "e2e" / "device-metadata"
+        process.run([machine.go(), "build", "-C", source, "-o", program, "."], "build a reader of metadata", seconds=600)
+    lines = process.run([program, file], "read the metadata of the claim").splitlines()
+    return [json.loads(line) for line in lines]
 
 
 def is_allocated(bench: Bench, claim: str) -> bool:
@@ -453,7 +461,7 @@ def create_claim(bench: Bench, name: str, device_class: str = DRIVER, memory: st
     if memory:
         exactly["capacity"] = {"requests": {"memory": memory}}
     devices = {"requests": [{"name": "gpu", "exactly": exactly}]}
-    _create(bench, "ResourceClaim", {"name": name, "namespace": NAMESPACE}, {"devices": devices})
+    create(bench, "ResourceClaim", {"name": name, "namespace": NAMESPACE}, {"devices": devices})
 
 
 def create_classes(bench: Bench) -> None:
@@ -463,10 +471,10 @@ def create_classes(bench: Bench) -> None:
     for name, kind, extended in classes:
         expression = f"device.driver == '{DRIVER}' && device.attributes['{DRIVER}'].type == '{kind}'"
         if name not in shown:
-            _create(bench, "DeviceClass", {"name": name}, {"selectors": [{"cel": {"expression": expression}}], **extended})
+            create(bench, "DeviceClass", {"name": name}, {"selectors": [{"cel": {"expression": expression}}], **extended})
 
 
-def _create(bench: Bench, kind: str, metadata: dict, spec: dict) -> None:
+def create(bench: Bench, kind: str, metadata: dict, spec: dict) -> None:
     manifest = {"apiVersion": "resource.k8s.io/v1", "kind": kind, "metadata": metadata, "spec": spec}
     bench.node.cluster.create(json.dumps(manifest))
 
@@ -490,11 +498,11 @@ def complete_pool(bench: Bench) -> list[dict]:
     return current
 
 
-def _taints(bench: Bench) -> list[str]:
+def taints(bench: Bench) -> list[str]:
     return [taint["key"] for device in published_devices(bench) for taint in device.get("taints", [])]
 
 
-def _published(bench: Bench, gpus: set[str]) -> None:
+def published(bench: Bench, gpus: set[str]) -> None:
     """Waits until the slices have exactly the devices of these GPUs, as the API server has them."""
 
     def look() -> bool:

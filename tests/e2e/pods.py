@@ -46,7 +46,8 @@ exit $code
 class Container:
     """One container: its name, the extended resources that it asks for, shell lines to run before its heartbeat,
     variables that it sets itself, its image, whether it is privileged, the path at which it has the host's /dev/null,
-    in which NVIDIA's runtime reads names of GPUs, and those of the pod's claims that it uses."""
+    in which NVIDIA's runtime reads names of GPUs, and those of the pod's claims that it uses; `claim/request` for one request
+    of a claim."""
 
     def __init__(
         self,
@@ -74,7 +75,8 @@ class Pod:
 
     An init container waits until `release` is called with its name. `restart` is the pod's restartPolicy. `on`:
     labels that its node must have, by nodeAffinity. `grace`: its terminationGracePeriodSeconds. Another `namespace`: only of
-    a static pod. `claims`: ResourceClaims of the namespace, each under its own name.
+    a static pod. `claims`: ResourceClaims of the namespace, each under its own name. `templates`: the same of
+    ResourceClaimTemplates.
     """
 
     def __init__(
@@ -89,8 +91,10 @@ class Pod:
         grace: int = 2,
         namespace: str = NAMESPACE,
         claims: tuple[str, ...] = (),
+        templates: tuple[str, ...] = (),
     ) -> None:
         self.claims = claims
+        self.templates = templates
         self.namespace = namespace
         self.short_name = name
         self.name = name
@@ -170,7 +174,7 @@ class Pod:
                     "enableServiceLinks": False,
                     "terminationGracePeriodSeconds": self.grace,
                     "restartPolicy": self.restart,
-                    **({"resourceClaims": [{"name": c, "resourceClaimName": c} for c in self.claims]} if self.claims else {}),
+                    **({"resourceClaims": self._resource_claims()} if self.claims or self.templates else {}),
                     **({"affinity": {"nodeAffinity": self._node_affinity()}} if self.on else {}),
                     "initContainers": [self._container(c, _INIT_SHELL) for c in self.init],
                     "containers": [self._container(c, _SHELL) for c in self.containers],
@@ -182,6 +186,10 @@ class Pod:
             },
             indent=1,
         )
+
+    def _resource_claims(self) -> list[dict]:
+        claims = [{"name": name, "resourceClaimName": name} for name in self.claims]
+        return claims + [{"name": name, "resourceClaimTemplateName": name} for name in self.templates]
 
     def _node_affinity(self) -> dict:
         terms = [{"key": key, "operator": "In", "values": [value]} for key, value in self.on.items()]
@@ -203,7 +211,7 @@ class Pod:
             "resources": {
                 "limits": amounts,
                 "requests": amounts,
-                **({"claims": [{"name": c} for c in container.claims]} if container.claims else {}),
+                **({"claims": [_used(claim) for claim in container.claims]} if container.claims else {}),
             },
             "volumeMounts": [
                 {"name": "e2e", "mountPath": "/e2e"},
@@ -211,6 +219,11 @@ class Pod:
             ],
             "securityContext": {"privileged": container.privileged},
         }
+
+
+def _used(claim: str) -> dict:
+    name, _, request = claim.partition("/")
+    return {"name": name, **({"request": request} if request else {})}
 
 
 def manifest_path(pod: Pod) -> Path:

@@ -24,6 +24,7 @@ import changeover  # noqa: E402
 import containerd  # noqa: E402
 import controlplane  # noqa: E402
 import dra  # noqa: E402
+import dra_conformance  # noqa: E402
 import dra_slices  # noqa: E402
 import drains  # noqa: E402
 import fullnode  # noqa: E402
@@ -44,7 +45,7 @@ from scenario import Scenario  # noqa: E402
 
 #: Those of a standalone kubelet first: a kubelet that has joined a cluster stays in it. The full node's own come before
 #: all others of a cluster, whose devices a kubelet goes on to count for five minutes: the first of them wants a new node.
-_FILES = (cases, cdi, fullnode, guard, limits, bypass, changeover, drains, dra, dra_slices, reuse)
+_FILES = (cases, cdi, fullnode, guard, limits, bypass, changeover, drains, dra, dra_conformance, dra_slices, reuse)
 SCENARIOS = sorted((scenario for file in _FILES for scenario in file.SCENARIOS), key=lambda s: s.cluster)
 
 
@@ -106,6 +107,8 @@ def _lacking(scenario: Scenario, node: Node) -> str:
     """Why this setup cannot be played here; empty if it can."""
     if (scenario.setup.cdi or scenario.setup.auto) and not node.containerd.has_cdi:
         return f"containerd {node.containerd.version} has no CDI"
+    if int(kubelet.MODULE.version.split(".")[1]) < scenario.since:
+        return f"Kubernetes {kubelet.MODULE.version} is older than 1.{scenario.since}"
     return ""
 
 

@@ -13,6 +13,7 @@ class Scenario:
     case; without it, the first case starts what it wants.
     `install` is called with libfake_nvml.so, and puts a driver onto the node. `shape` is called with the GPUs before Berth
     starts, and may change them. `modules`: the Go modules whose programs its cases run.
+    `since`: the first minor version of Kubernetes with what its cases need.
     """
 
     def __init__(
@@ -26,6 +27,7 @@ class Scenario:
         install=None,
         shape=None,
         modules: tuple[GoModule, ...] = (),
+        since: int = 0,
     ) -> None:
         self.name = name
         self.setup = setup
@@ -36,3 +38,4 @@ class Scenario:
         self.install = install or (lambda _: None)
         self.shape = shape or (lambda _: None)
         self.modules = modules
+        self.since = since

@@ -42,11 +42,14 @@ func run() error {
 		for _, request := range shown.Requests {
 			for _, device := range request.Devices {
 				requests[request.Name] = append(requests[request.Name], map[string]any{
-					"name": device.Name, "pool": device.Pool, "attributes": device.Attributes,
+					"name": device.Name, "pool": device.Pool, "driver": device.Driver, "attributes": device.Attributes,
 				})
 			}
 		}
-		line := map[string]any{"version": version.Version, "uid": shown.UID, "requests": requests}
+		line := map[string]any{
+			"version": version.Version, "uid": shown.UID, "name": shown.Name, "namespace": shown.Namespace,
+			"generation": shown.Generation, "podClaimName": shown.PodClaimName, "requests": requests,
+		}
 		if err := json.NewEncoder(os.Stdout).Encode(line); err != nil {
 			return err
 		}

@@ -44,7 +44,7 @@ _SLICES = "/apis/resource.k8s.io/v1/resourceslices?fieldSelector=" + urllib.pars
 def registered(bench: Bench) -> str:
     """The kubelet finds the driver by its socket, whose name has an `@`, and the pool is empty but complete."""
     begin = time.monotonic()
-    until("the kubelet has registered the driver", REGISTERED_SECONDS, lambda: bench.berth.node()["dra"]["registered"])
+    until_registered(bench)
     published(bench, set())
     create_classes(bench)
     return f"registered_within_s={time.monotonic() - begin:.1f}"
@@ -158,7 +158,7 @@ def berth_restarted(bench: Bench) -> None:
     if bench.berth.claims()["second"]["id"] != before:
         raise TestError("the allocation of the claim is another one")
     _crash(bench, bench.claim_pod)
-    until("the kubelet has registered the driver", REGISTERED_SECONDS, lambda: bench.berth.node()["dra"]["registered"])
+    until_registered(bench)
 
 
 def specification_deleted(bench: Bench) -> str:
@@ -403,10 +403,19 @@ def _is_limit(mib: int, shown: dict) -> bool:
     return shown["limits"]["memoryMiB"] - 2 < mib <= shown["limits"]["memoryMiB"]
 
 
+def until_registered(bench: Bench) -> None:
+    """Waits until the kubelet has registered the driver, of which a Berth that has just started shows nothing yet."""
+
+    def is_registered() -> bool:
+        return bench.berth.node().get("dra", {}).get("registered", False)
+
+    until("the kubelet has registered the driver", REGISTERED_SECONDS, is_registered)
+
+
 def start_registered(bench: Bench) -> None:
     """Starts Berth, all of whose GPUs are granted through DRA."""
     bench.berth.start_unready()
-    until("the kubelet has registered the driver", REGISTERED_SECONDS, lambda: bench.berth.node()["dra"]["registered"])
+    until_registered(bench)
 
 
 def _release_all(bench: Bench) -> None:

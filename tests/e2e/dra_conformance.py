@@ -18,7 +18,6 @@ from dra import (
     CHANGES_SECONDS,
     DRIVER,
     PUBLISHED_SECONDS,
-    REGISTERED_SECONDS,
     SHARED_CLASS,
     create,
     create_classes,
@@ -28,6 +27,7 @@ from dra import (
     published_devices,
     start_registered,
     taints,
+    until_registered,
 )
 from gpus import uuids
 from kubelet import NODE_NAME
@@ -262,7 +262,7 @@ def unprepare_after_kubelet_restart(bench: Bench) -> str:
         bench.node.kubelet.stop()
         bench.berth.start_unready()
         bench.node.kubelet.start()
-        until("the kubelet has registered the driver", REGISTERED_SECONDS, lambda: bench.berth.node()["dra"]["registered"])
+        until_registered(bench)
 
     return _unprepared_later(bench, restart)
 

@@ -88,28 +88,30 @@ pub fn without_ungrantable(ledger: &Ledger, request: &PlaceRequest) -> PlaceRequ
 }
 
 /// Devices in the order in which a scheduler is to take them, which takes the first ones that fit: the best one, then those that
-/// make it the best two, four, eight and so on.
+/// make it the best two, four, eight and so on. Those that are added together are in such an order, too, so that the next two
+/// are a good pair when the first ones are taken.
 #[derive(Clone, Debug)]
 pub struct DeviceOrder {
-    request: PlaceRequest,
+    /// What is to be placed of all devices, then of those that were added together, and so on.
+    requests: Vec<PlaceRequest>,
 }
 
 impl DeviceOrder {
     /// Begins with no device.
     #[must_use]
     pub fn new(resource: Resource, devices: Vec<DeviceId>) -> Self {
-        Self { request: PlaceRequest { resource, available: devices, required: Vec::new(), size: 1 } }
+        Self { requests: vec![PlaceRequest { resource, available: devices, required: Vec::new(), size: 1 }] }
     }
 
     /// What is to be placed next; `None` if all devices have their place.
     #[must_use]
     pub fn request(&self) -> Option<&PlaceRequest> {
-        (self.request.required.len() < self.request.available.len()).then_some(&self.request)
+        self.requests.last().filter(|request| request.required.len() < request.available.len())
     }
 
     /// Adds the devices of the answer that have no place yet. If there is none, all others are added.
     pub fn add(&mut self, chosen: &[DeviceId]) {
-        let PlaceRequest { available, required, size, .. } = &mut self.request;
+        let Some(PlaceRequest { resource, available, required, .. }) = self.requests.last() else { return };
         let is_new = |id: &&DeviceId| available.contains(id) && !required.contains(id);
         let mut new: Vec<DeviceId> = chosen.iter().filter(is_new).cloned().collect();
         if new.is_empty() {
@@ -117,14 +119,24 @@ impl DeviceOrder {
         }
         new.sort();
         new.dedup();
-        required.append(&mut new);
-        *size = (2 * required.len()).min(available.len());
+        if (3..available.len()).contains(&new.len()) {
+            self.requests.push(Self::new(resource.clone(), new).requests.remove(0));
+            return;
+        }
+        while let Some(PlaceRequest { available, required, size, .. }) = self.requests.last_mut() {
+            required.append(&mut new);
+            *size = (2 * required.len()).min(available.len());
+            if required.len() < available.len() || self.requests.len() == 1 {
+                return;
+            }
+            new = self.requests.pop().map(|done| done.required).unwrap_or_default();
+        }
     }
 
     /// The devices that have their place.
     #[must_use]
-    pub fn into_devices(self) -> Vec<DeviceId> {
-        self.request.required
+    pub fn into_devices(mut self) -> Vec<DeviceId> {
+        self.requests.swap_remove(0).required
     }
 }
 
@@ -348,6 +360,23 @@ mod tests {
         assert_eq!(order(&|_| Vec::new()), "abcde");
         assert_eq!(order(&|_| vec![id("x"), id("d")]), "dabce");
         assert_eq!(order(&|request| request.required.clone()), "abcde");
+    }
+
+    #[test]
+    fn an_order_keeps_all_pairs_together() {
+        const PAIRS: [[u32; 2]; 4] = [[0, 5], [1, 4], [2, 7], [3, 6]];
+        let id = |n: u32| DeviceId::whole(&PartId::parse(&format!("GPU-{n}")).unwrap());
+        let mut ordering = DeviceOrder::new(Resource::nvidia_gpu(), (0..8).map(id).collect());
+        while let Some(PlaceRequest { available, required, size, .. }) = ordering.request() {
+            let by_pairs = PAIRS.iter().flatten().map(|n| id(*n)).filter(|one| available.contains(one));
+            assert!(by_pairs.clone().take(required.len()).all(|one| required.contains(&one)));
+            let chosen: Vec<DeviceId> = by_pairs.take(*size).collect();
+            ordering.add(&chosen);
+        }
+        let order = ordering.into_devices();
+        for pair in order.chunks(2) {
+            assert!(PAIRS.iter().any(|pairs| pairs.iter().all(|n| pair.contains(&id(*n)))), "{order:?}");
+        }
     }
 
     proptest! {

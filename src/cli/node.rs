@@ -118,7 +118,13 @@ fn dra(dra: &Dra) -> String {
     };
     let shares = dra.no_shares.as_ref().map_or_else(String::new, |why| format!("; no shares: {why}"));
     let counters = dra.no_counters.as_ref().map_or_else(String::new, |why| format!("; {why}"));
-    format!("{}, {registered}; {slices}{shares}{counters}", dra.driver)
+    let taints = match dra.drops_taints {
+        true => {
+            "; devices that would have a taint are left out, since the API server's feature gate DRADeviceTaints is off"
+        }
+        false => "",
+    };
+    format!("{}, {registered}; {slices}{shares}{counters}{taints}", dra.driver)
 }
 
 /// Where the guard can limit the memory of containers.

@@ -148,6 +148,9 @@ class Berth:
         #: The program that runs as the guard.
         self.guard_binary = binary
         shutil.rmtree(_STATE, ignore_errors=True)
+        # From these records a Berth without a store adopts claims, here those of the setup before.
+        for grants in (KUBELET / "plugins").glob("*/grants"):
+            shutil.rmtree(grants, ignore_errors=True)
         LIBRARY_ON_HOST.mkdir(exist_ok=True)
         self.settings = _settings(setup, fake.library)
         self.configure(self.settings)

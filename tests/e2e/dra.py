@@ -64,7 +64,7 @@ def moves(bench: Bench) -> str:
 
 
 def documented(bench: Bench) -> None:
-    """The claim and the pod of docs/dra.md run as they are written, but for the image, which nobody can pull here, its command,
+    """The claim and the pod of docs/dra.md run as they are written, but for the image, which cannot be pulled here, its command,
     and the network of the host, since the node has no other."""
     page = (REPO / "docs/dra.md").read_text(encoding="utf-8")
     manifest = next(block for block in re.findall(r"```yaml\n(.*?)```", page, re.S) if "kind: Pod" in block)
@@ -392,10 +392,13 @@ def memory_required(bench: Bench) -> None:
     until("the taints are gone", PUBLISHED_SECONDS, lambda: not taints(bench))
     create_claim(bench, "required", SHARED_CLASS)
     pod = pod_of("required", "required")
+    bench.claim_pods.append(pod)
     bench.node.run(pod)
     bench.node.running(pod)
     pod.started("main")
     enforced(bench, pod, "memoryLimits")
+    # The next setup's Berth would adopt the claim.
+    _release_all(bench)
 
 
 def _is_limit(mib: int, shown: dict) -> bool:

@@ -62,9 +62,12 @@ pub struct PodSpec {
     #[prost(message, repeated, tag = "39")]
     pub resource_claims: ::prost::alloc::vec::Vec<PodResourceClaim>,
 }
-/// Only whether there is one is read.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct PodResourceClaim {}
+/// One without a name is made from a template.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PodResourceClaim {
+    #[prost(string, optional, tag = "3")]
+    pub resource_claim_name: ::core::option::Option<::prost::alloc::string::String>,
+}
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Container {
     #[prost(string, optional, tag = "1")]

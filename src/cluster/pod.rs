@@ -38,6 +38,7 @@ pub fn convert_pod(pod: &ApiPod) -> Option<Pod> {
         deletion_wall_ms: leaving_since(meta),
         created_wall_ms: u64::try_from(created).unwrap_or(0),
         has_claims: has_claims(pod),
+        claims: claims(pod),
         bypass: PodBypass::most_explicit(containers.iter().filter_map(|c| bypass(c))),
         containers: containers.into_iter().map(container).collect(),
     })
@@ -48,6 +49,11 @@ fn has_claims(pod: &ApiPod) -> bool {
     let in_spec = pod.spec.as_ref().and_then(|spec| spec.resource_claims.as_ref());
     let of_resources = pod.status.as_ref().and_then(|status| status.extended_resource_claim_status.as_ref());
     in_spec.is_some_and(|claims| !claims.is_empty()) || of_resources.is_some()
+}
+
+fn claims(pod: &ApiPod) -> Vec<String> {
+    let in_spec = pod.spec.iter().filter_map(|spec| spec.resource_claims.as_ref()).flatten();
+    in_spec.filter_map(|claim| claim.resource_claim_name.clone()).collect()
 }
 
 fn labels(labels: Option<&BTreeMap<String, String>>) -> Vec<(String, String)> {
@@ -132,8 +138,12 @@ mod tests {
     fn a_pod_with_claims_is_recognized() {
         let mut json = plain();
         assert!(!pod(json.clone()).has_claims);
-        json["spec"]["resourceClaims"] = json!([{"name": "gpu", "resourceClaimTemplateName": "gpu"}]);
-        assert!(pod(json).has_claims);
+        json["spec"]["resourceClaims"] = json!([
+            {"name": "gpu", "resourceClaimTemplateName": "gpu"},
+            {"name": "other", "resourceClaimName": "common"},
+        ]);
+        let claiming = pod(json);
+        assert!(claiming.has_claims && claiming.claims == ["common"]);
         let mut json = plain();
         json["status"]["extendedResourceClaimStatus"] =
             json!({"requestMappings": [], "resourceClaimName": "c"});

@@ -132,6 +132,7 @@ fn waiting_pod(
         containers,
         bypass: None,
         has_claims: false,
+        claims: Vec::new(),
     }
 }
 

@@ -165,7 +165,9 @@ pub fn allocations_of<'l>(ledger: &'l Ledger, claim_uid: &str) -> Vec<&'l Alloca
     ledger.live.values().map(AsRef::as_ref).filter(|a| a.is_of_claim(claim_uid)).collect()
 }
 
-fn is_prepared(live: &[&Allocation], wanted: &ClaimToPrepare) -> bool {
+/// Whether these allocations of a claim are what it wants, but for its pods.
+#[must_use]
+pub fn is_prepared(live: &[&Allocation], wanted: &ClaimToPrepare) -> bool {
     let has = |request: &RequestToPrepare| {
         live.iter().any(|a| {
             a.origin.claim().is_some_and(|own| own.main_request() == main_request(&request.name))

@@ -129,6 +129,7 @@ impl DraDriver {
         let keep_files = tokio::spawn(specifications.keep());
         let release = tokio::spawn(Arc::clone(&driver).retry_releases());
         let gone = tokio::spawn(Arc::clone(&driver).release_gone());
+        let pods = tokio::spawn(Arc::clone(&driver).record_pods());
         let registrar = Registrar::new(Arc::clone(&settings), registration);
         let connections = ConnectionTimeouts { idle_max: IDLE_MAX, ..settings.connections };
         let routes = {
@@ -145,7 +146,7 @@ impl DraDriver {
             }
             registrar.run(connections, routes, stopped).await;
         });
-        RunningDriver { stop, state, serving, tasks: vec![keep_files, release, gone] }
+        RunningDriver { stop, state, serving, tasks: vec![keep_files, release, gone, pods] }
     }
 }
 

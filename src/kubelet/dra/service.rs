@@ -14,10 +14,11 @@ use super::claims::{
 use crate::connections::Call;
 use berth_core::KernelHandle;
 use berth_core::keeper::{CommandError, Snapshot};
+use berth_kernel::evidence::pods::Stage;
 use berth_kernel::evidence::running::running_sources;
 use berth_kernel::grants::allocation::Allocation;
-use berth_kernel::grants::claim::{ClaimOfServer, ClaimRequest, is_uid};
-use berth_kernel::grants::prepare::allocations_of;
+use berth_kernel::grants::claim::{Claim as KernelClaim, ClaimOfServer, ClaimRequest, is_uid};
+use berth_kernel::grants::prepare::{allocations_of, is_prepared};
 use berth_kernel::ids::time::Now;
 use berth_kernel::node::refusal::Refusal;
 use berth_observe::counters::Rpc;
@@ -157,6 +158,27 @@ fn is_in_use(ledger: &Snapshot, uid: &str, now: Now) -> bool {
     allocations_of(ledger, uid)
         .into_iter()
         .any(|allocation| !running_sources(ledger, allocation, now).is_empty())
+}
+
+/// The claims whose recorded pods are not those that name them at present, with the UIDs of the latter.
+fn other_users(ledger: &Snapshot) -> BTreeMap<KernelClaim, BTreeSet<String>> {
+    let Some(view) = &ledger.pods else { return BTreeMap::new() };
+    let requests = ledger.live.values().filter_map(|allocation| allocation.origin.claim());
+    let of = |request: &ClaimRequest| -> BTreeSet<String> {
+        let claim = &request.claim;
+        let pods = view.pods.values().filter(|pod| {
+            pod.namespace == claim.namespace
+                && pod.stage != Stage::Finished
+                && pod.claims.contains(&claim.name)
+        });
+        pods.map(|pod| pod.uid.clone()).collect()
+    };
+    let users = requests.map(|request| (request, of(request)));
+    let changed = users.filter(|(request, pods)| {
+        !pods.is_empty()
+            && !request.pods.iter().map(|pod| &pod.uid).collect::<BTreeSet<_>>().iter().copied().eq(pods)
+    });
+    changed.map(|(request, pods)| (request.claim.clone(), pods)).collect()
 }
 
 fn checked(claims: Vec<Claim>) -> Result<Vec<Claim>, Status> {
@@ -454,7 +476,49 @@ impl Driver {
         }
     }
 
-    async fn release_unused(&self, claim: &berth_kernel::grants::claim::Claim) {
+    /// Records the pods that begin to use a claim that is prepared, since the kubelet has a claim prepared for the first of its
+    /// pods only; never returns.
+    pub(super) async fn record_pods(self: Arc<Self>) {
+        let mut snapshots = self.kernel.watch();
+        let mut asked = BTreeMap::new();
+        loop {
+            let ledger = snapshots.borrow_and_update().clone();
+            let users = other_users(&ledger);
+            asked.retain(|claim, _| users.contains_key(claim));
+            for (claim, pods) in users {
+                // The API server may have another claim of this name, or more pods than are recorded: it is asked once.
+                if asked.get(&claim) != Some(&pods) && self.record_pods_of(&claim).await {
+                    asked.insert(claim, pods);
+                }
+            }
+            if snapshots.changed().await.is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Returns whether the API server answered.
+    async fn record_pods_of(&self, claim: &KernelClaim) -> bool {
+        let Ok(read) = self.read(&claim.namespace, &claim.name).await else { return false };
+        let Some(read) = read.filter(|read| read.claim == *claim) else { return true };
+        let calls = self.calls_of(&claim.uid);
+        let _turn = calls.turn.lock().await;
+        if self.unreleased.lock().contains(&claim.uid) {
+            return true;
+        }
+        let Ok((devices, _chosen)) = self.choose(&read) else { return true };
+        let wanted = to_prepare(&read, &devices);
+        // Nothing is granted here: only the kubelet has claims prepared.
+        if is_prepared(&allocations_of(&self.kernel.snapshot(), &claim.uid), &wanted)
+            && let Err(error) = self.kernel.prepare(wanted).await
+        {
+            let (namespace, name) = (&claim.namespace, &claim.name);
+            tracing::warn!(namespace, claim = name, %error, "the pods of a claim could not be recorded");
+        }
+        true
+    }
+
+    async fn release_unused(&self, claim: &KernelClaim) {
         let calls = self.calls_of(&claim.uid);
         let _turn = calls.turn.lock().await;
         if is_in_use(&self.kernel.snapshot(), &claim.uid, self.kernel.now()) {

@@ -38,6 +38,7 @@ pub(super) fn parse_pod(bytes: &[u8]) -> Option<Pod> {
         deletion_wall_ms,
         created_wall_ms: meta.creation_timestamp.map_or(0, wall_ms),
         has_claims: !spec.resource_claims.is_empty() || status.extended_resource_claim_status.is_some(),
+        claims: spec.resource_claims.iter().filter_map(|claim| claim.resource_claim_name.clone()).collect(),
         bypass: PodBypass::most_explicit(containers().filter_map(bypass)),
         containers: containers().map(container_requests).collect(),
     })
@@ -172,8 +173,11 @@ mod tests {
     fn a_pod_with_claims_is_recognized() {
         let mut pod = plain();
         assert!(!read(&pod).has_claims);
-        pod.spec.as_mut().unwrap().resource_claims = vec![core::PodResourceClaim {}];
-        assert!(read(&pod).has_claims);
+        let claim =
+            |name: Option<&str>| core::PodResourceClaim { resource_claim_name: name.map(str::to_owned) };
+        pod.spec.as_mut().unwrap().resource_claims = vec![claim(None), claim(Some("common"))];
+        let pod = read(&pod);
+        assert!(pod.has_claims && pod.claims == ["common"]);
     }
 
     #[test]

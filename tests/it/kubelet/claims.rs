@@ -4,23 +4,27 @@ use crate::support::claim_node::{ClaimNode, DRIVER, POOL, dial, result, until_as
 use crate::support::gpus::{MEMORY_MIB, SHARED, gpu, gpu_id};
 use crate::support::kubelet_node::{api_server_shows, cordon};
 use crate::support::wait::SOON;
+use berth_kernel::evidence::pods::{PodsSource, PodsView};
 use berth_kernel::grants::allocation::{Allocation, EndReason};
-use berth_kernel::grants::claim::DeviceResult;
+use berth_kernel::grants::claim::{ClaimPod, DeviceResult};
 use berth_kernel::hardware::gpu::{Reading, XID};
 use berth_kernel::ids::names::{AllocationId, DeviceId};
 use berth_kernel::node::command::Command;
+use berth_kernel::node::ledger::Ledger;
 use berth_kernel::sharing::via::KubeletApi;
 use berth_kubelet::dra::{DraDriver, DriverRegistration, adopt_claims};
 use berth_proto::dra::{self, NodePrepareResourcesRequest};
 use berth_proto::plugin_registration::registration_client::RegistrationClient;
 use berth_proto::plugin_registration::{InfoRequest, RegistrationStatus};
 use berth_proto::{v1, v1alpha1};
+use futures_util::FutureExt;
 use futures_util::future::join_all;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::sync::watch;
@@ -525,4 +529,50 @@ async fn a_claim_keeps_shares_whose_size_changes_or_that_are_offered_no_more() {
     assert!(error.contains("holds its GPU"), "{error}");
     node.unprepare(&claim).await;
     node.prepare(&node.claim("whole", &[0])).await.unwrap();
+}
+
+/// The kubelet has a claim prepared for the first of its pods only.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_pod_that_begins_to_use_a_prepared_claim_is_recorded() {
+    let node = ClaimNode::new().await;
+    let claim = node.claim("common", &[0]);
+    node.prepare(&claim).await.unwrap();
+    let id = node.live()[0].id;
+    let show = |uids: &[&str]| {
+        let mut view =
+            PodsView { current: true, listed_mono_ms: 1, ..PodsView::empty(PodsSource::ApiServer) };
+        for uid in uids {
+            let mut shown = (*api_server_shows(uid, false).pods[*uid]).clone();
+            (shown.namespace, shown.claims) = ("ns".into(), vec!["common".into()]);
+            view.pods.insert((*uid).into(), Arc::new(shown));
+        }
+        node.node.kernel.execute(Command::Pods(view)).map(Result::unwrap)
+    };
+    let recorded = |ledger: &Ledger| -> Vec<String> {
+        let claim = ledger.live[&id].origin.claim().unwrap();
+        claim.pods.iter().map(|pod| pod.uid.clone()).collect()
+    };
+    let reserve = |uids: &[&str]| {
+        let pods = uids.iter().map(|uid| ClaimPod { uid: (*uid).into(), name: (*uid).into() });
+        node.server.claims.lock().unwrap().get_mut("common").unwrap().pods = pods.collect();
+    };
+    reserve(&["pod-of-common", "second"]);
+    show(&["pod-of-common", "second"]).await;
+    node.node.wait("both pods are recorded", |ledger| recorded(ledger) == ["pod-of-common", "second"]).await;
+    // The first one has ended.
+    reserve(&["second"]);
+    show(&["second"]).await;
+    node.node.wait("the second pod is recorded", |ledger| recorded(ledger) == ["second"]).await;
+    // A claim of the same name with another UID is not this one.
+    node.server.claims.lock().unwrap().get_mut("common").unwrap().claim.uid = "another".into();
+    let reads = node.server.reads.load(Ordering::SeqCst);
+    show(&["second", "third"]).await;
+    until_async("the claim is read", || node.server.reads.load(Ordering::SeqCst) > reads).await;
+    show(&["second", "third", "fourth"]).await;
+    until_async("the claim is read again", || node.server.reads.load(Ordering::SeqCst) > reads + 1).await;
+    assert_eq!(recorded(&node.node.kernel.snapshot()), ["second"]);
+    // It has been unprepared meanwhile: the pods of the claim have nothing granted again.
+    node.unprepare(&claim).await;
+    show(&["second"]).await;
+    assert!(node.live().is_empty());
 }

@@ -759,7 +759,7 @@ mod tests {
         deny.create(&claiming, &container).await.unwrap_err();
         // Another container of the pod may have devices of another driver.
         deny.create(&claiming, &privileged()).await.unwrap();
-        // It is the claim's wherever the daemon has not shown the pod yet.
+        // The mount also names the GPU of a pod that the daemon has not shown yet.
         let later = PodSandbox { uid: "uid-4".into(), ..pod("team") };
         let strip = Setup::new(guard::BypassAction::Strip, "");
         strip.create(&later, &container).await.unwrap();

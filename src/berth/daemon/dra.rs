@@ -39,7 +39,7 @@ impl DraChannels {
                 DriverRegistration::Registered => None,
                 DriverRegistration::Waiting => Some("the kubelet has not called it yet".to_owned()),
                 DriverRegistration::Disconnected => {
-                    Some("the kubelet has closed its connection: it does not run".to_owned())
+                    Some("the kubelet has closed its connection: it has ended, or is restarting".to_owned())
                 }
                 DriverRegistration::Failed(why) => Some(why.clone()),
             };

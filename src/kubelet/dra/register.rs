@@ -46,7 +46,7 @@ pub enum DriverRegistration {
     Waiting,
     /// The kubelet has registered the driver, and is connected.
     Registered,
-    /// The kubelet had registered the driver, and is not connected: it has ended. It keeps a connection open as long as it runs
+    /// The kubelet had registered the driver, and is not connected: it has ended, or is restarting. It keeps a connection open as long as it runs
     /// (kubernetes `dra/plugin/dra_plugin_manager.go`).
     Disconnected,
     /// The kubelet refused the driver, or its sockets cannot be served, and why.

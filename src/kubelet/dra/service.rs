@@ -160,8 +160,8 @@ fn is_in_use(ledger: &Snapshot, uid: &str, now: Now) -> bool {
         .any(|allocation| !running_sources(ledger, allocation, now).is_empty())
 }
 
-/// The claims whose recorded pods are not those that name them at present, with the UIDs of the latter.
-fn other_users(ledger: &Snapshot) -> BTreeMap<KernelClaim, BTreeSet<String>> {
+/// The claims whose record of pods is out of date, each with the UIDs of the pods whose specs name it.
+fn claims_with_other_pods(ledger: &Snapshot) -> BTreeMap<KernelClaim, BTreeSet<String>> {
     let Some(view) = &ledger.pods else { return BTreeMap::new() };
     let requests = ledger.live.values().filter_map(|allocation| allocation.origin.claim());
     let of = |request: &ClaimRequest| -> BTreeSet<String> {
@@ -483,7 +483,7 @@ impl Driver {
         let mut asked = BTreeMap::new();
         loop {
             let ledger = snapshots.borrow_and_update().clone();
-            let users = other_users(&ledger);
+            let users = claims_with_other_pods(&ledger);
             asked.retain(|claim, _| users.contains_key(claim));
             for (claim, pods) in users {
                 // The API server may have another claim of this name, or more pods than are recorded: it is asked once.
@@ -497,7 +497,7 @@ impl Driver {
         }
     }
 
-    /// Returns whether the API server answered.
+    /// Returns whether it is done: without an answer of the API server, or on a full disk, it is tried again.
     async fn record_pods_of(&self, claim: &KernelClaim) -> bool {
         let Ok(read) = self.read(&claim.namespace, &claim.name).await else { return false };
         let Some(read) = read.filter(|read| read.claim == *claim) else { return true };
@@ -513,7 +513,8 @@ impl Driver {
             && let Err(error) = self.kernel.prepare(wanted).await
         {
             let (namespace, name) = (&claim.namespace, &claim.name);
-            tracing::warn!(namespace, claim = name, %error, "the pods of a claim could not be recorded");
+            tracing::debug!(namespace, claim = name, %error, "the pods of a claim could not be recorded; this is tried again");
+            return false;
         }
         true
     }

@@ -403,6 +403,11 @@ mod tests {
         let of_others = Allocated { has_unknown_gpus: true, ..Allocated::default() };
         assert_eq!(strip(&privileged, &of_others), Verdict::default());
         assert_eq!(deny(&privileged, &Allocated::default(), CLAIMING), Verdict::default());
+        let of_claim = Allocated { has_claim_grants: true, ..Allocated::default() };
+        assert!(strip(&with_cdi, &of_claim).denies_devices, "the CDI device is of a claim of Berth");
+        assert!(deny(&privileged, &of_claim, CLAIMING).is_refused, "its claims are of Berth");
+        let of_both = Allocated { has_unknown_gpus: true, ..of_claim };
+        assert_eq!(strip(&privileged, &of_both), Verdict::default());
     }
 
     #[test]

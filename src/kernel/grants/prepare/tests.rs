@@ -198,6 +198,15 @@ fn a_stored_claim_is_restored_with_its_devices_held() {
     assert_eq!(restored.holders_of(&whole(), &DeviceId::whole(&part("GPU-0"))), ids);
 }
 
+/// Earlier releases recorded the request alone.
+#[test]
+fn a_record_without_the_subrequest_is_of_the_same_request() {
+    let mut node = node();
+    let named = |name: &str| claim("a", &[request(name, whole(), &["GPU-0"])]);
+    let ids = prepared(&mut node, &named("gpu")).unwrap();
+    assert_eq!(prepared(&mut node, &named("gpu/big")).unwrap(), ids);
+}
+
 /// Two pods share a claim: a drain evicts both, and `end` without force is refused while one of them runs.
 #[test]
 fn all_pods_of_a_claim_hold_its_devices() {

@@ -4,7 +4,7 @@ use super::quantity::mebibytes;
 use berth_kernel::sharing::publish::{Attribute, Capacity, MEMORY, PublishedDevice, SHARES, Shares, Taint};
 use k8s_openapi::api::resource::v1::{
     CapacityRequestPolicy, CapacityRequestPolicyRange, Counter, CounterSet, Device, DeviceAttribute,
-    DeviceCapacity, DeviceCounterConsumption, DeviceTaint, ResourceSliceSpec,
+    DeviceCapacity, DeviceCounterConsumption, DeviceTaint,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use std::collections::BTreeMap;
@@ -36,14 +36,22 @@ pub(crate) struct GatedFields {
 }
 
 impl GatedFields {
-    /// The fields that a slice has.
-    pub(crate) fn of(spec: &ResourceSliceSpec) -> Self {
-        let devices = || spec.devices.iter().flatten();
+    /// The fields that a device has.
+    fn of(device: &Device) -> Self {
         Self {
-            taints: devices().any(|device| device.taints.as_ref().is_some_and(|taints| !taints.is_empty())),
-            shares: devices().any(|device| device.allow_multiple_allocations == Some(true)),
-            counters: spec.shared_counters.as_ref().is_some_and(|counters| !counters.is_empty())
-                || devices().any(|device| device.consumes_counters.is_some()),
+            taints: device.taints.as_ref().is_some_and(|taints| !taints.is_empty()),
+            shares: device.allow_multiple_allocations == Some(true),
+            counters: device.consumes_counters.as_ref().is_some_and(|consumes| !consumes.is_empty()),
+        }
+    }
+
+    /// Those of these fields that a device does not have.
+    pub(crate) fn missing_in(self, device: Option<&Device>) -> Self {
+        let has = device.map(Self::of).unwrap_or_default();
+        Self {
+            taints: self.taints && !has.taints,
+            shares: self.shares && !has.shares,
+            counters: self.counters && !has.counters,
         }
     }
 
@@ -52,36 +60,42 @@ impl GatedFields {
         Self { taints: !self.taints, shares: !self.shares, counters: !self.counters }
     }
 
-    /// Adds the fields that were sent and not kept, and says in the log what is no longer published.
-    pub(crate) fn note(&mut self, sent: Self, kept: Self) {
-        if sent.taints && !kept.taints && !self.taints {
-            self.taints = true;
+    /// A device that has these fields.
+    pub(crate) fn device(self, driver: &str) -> Device {
+        Device {
+            name: "probe".into(),
+            taints: self.taints.then(|| vec![taint(driver, Taint::Cordoned)]),
+            allow_multiple_allocations: self.shares.then_some(true),
+            consumes_counters: self.counters.then(|| vec![consumption(COUNTER)]),
+            ..Device::default()
+        }
+    }
+
+    /// Says in the log what is no longer published if the API server drops these fields, where `before` were those.
+    pub(crate) fn log_dropped(self, before: Self) {
+        if self.taints && !before.taints {
             tracing::warn!(
                 "the API server drops the taints of devices (feature gate DRADeviceTaints): GPUs that are to be given to no \
                  further claim are left out of the ResourceSlices instead"
             );
         }
-        let before = *self;
-        self.shares |= sent.shares && !kept.shares;
-        self.counters |= sent.counters && !kept.counters;
-        if *self != before {
-            let (no_shares, no_counters) = (self.why_no_shares(), self.why_no_counters());
-            let why = no_shares.or(no_counters).unwrap_or_default();
+        let why = self.why_no_shares().or_else(|| self.why_no_counters());
+        if let Some(why) = why.filter(|_| (self.shares, self.counters) != (before.shares, before.counters)) {
             tracing::warn!(why, "shares of GPUs are left out of the ResourceSlices");
         }
     }
 
     /// Why shares are left out if these fields are dropped; `None` if they are not.
     pub(crate) fn why_no_shares(self) -> Option<String> {
-        let why = "the API server drops `allowMultipleAllocations`: enable the feature gate DRAConsumableCapacity, and \
-                   restart Berth";
+        let why =
+            "the API server drops `allowMultipleAllocations`: enable its feature gate DRAConsumableCapacity";
         self.shares.then(|| why.to_owned())
     }
 
     /// The same of the shares of GPUs that are also offered whole.
     pub(crate) fn why_no_counters(self) -> Option<String> {
         let why = "the API server drops counters, so GPUs that are offered both whole and in shares are published whole \
-                   only: enable the feature gate DRAPartitionableDevices, and restart Berth";
+                   only: enable its feature gate DRAPartitionableDevices";
         self.counters.then(|| why.to_owned())
     }
 }
@@ -131,6 +145,15 @@ fn one_counter() -> BTreeMap<String, Counter> {
     [(COUNTER.to_owned(), Counter { value: Quantity("1".into()) })].into()
 }
 
+fn consumption(counter_set: &str) -> DeviceCounterConsumption {
+    DeviceCounterConsumption { counter_set: counter_set.to_owned(), counters: one_counter() }
+}
+
+fn taint(driver: &str, taint: Taint) -> DeviceTaint {
+    let key = format!("{driver}/{}", taint.as_str());
+    DeviceTaint { key, effect: "NoSchedule".into(), ..DeviceTaint::default() }
+}
+
 fn convert(device: &PublishedDevice, can_count: bool, driver: &str) -> Device {
     let attribute = |value: &Attribute| match value {
         Attribute::Text(text) => DeviceAttribute { string: Some(text.clone()), ..Default::default() },
@@ -139,16 +162,9 @@ fn convert(device: &PublishedDevice, can_count: bool, driver: &str) -> Device {
         }
         Attribute::Number(number) => DeviceAttribute { int: Some(*number), ..Default::default() },
     };
-    let taint = |taint: &Taint| DeviceTaint {
-        key: format!("{driver}/{}", taint.as_str()),
-        effect: "NoSchedule".into(),
-        ..DeviceTaint::default()
-    };
-    let taints: Vec<DeviceTaint> = device.taints.iter().map(taint).collect();
+    let taints: Vec<DeviceTaint> = device.taints.iter().map(|of| taint(driver, *of)).collect();
     let counter = device.counter.iter().filter(|_| can_count);
-    let consumes: Vec<DeviceCounterConsumption> = counter
-        .map(|set| DeviceCounterConsumption { counter_set: set.clone(), counters: one_counter() })
-        .collect();
+    let consumes: Vec<DeviceCounterConsumption> = counter.map(|set| consumption(set)).collect();
     let (name, capacity) = capacity(device.capacity);
     Device {
         name: device.name.clone(),
@@ -273,18 +289,17 @@ mod tests {
     }
 
     #[test]
-    fn what_was_sent_and_not_kept_is_noted() {
-        let mut dropped = GatedFields::default();
-        dropped.note(GatedFields { counters: true, ..GatedFields::default() }, GatedFields::default());
-        dropped.note(
-            GatedFields { taints: true, ..GatedFields::default() },
-            GatedFields { taints: true, ..GatedFields::default() },
-        );
-        assert_eq!(dropped, GatedFields { counters: true, ..GatedFields::default() });
-        assert_eq!(dropped.why_no_shares(), None);
-        assert!(dropped.why_no_counters().unwrap().contains("published whole only"));
-        dropped.note(ALL, GatedFields::default());
-        assert_eq!(dropped, ALL);
-        assert!(dropped.why_no_shares().unwrap().contains("DRAConsumableCapacity"));
+    fn a_device_shows_which_fields_were_dropped() {
+        let (none, only_taints) =
+            (GatedFields::default(), GatedFields { taints: true, ..GatedFields::default() });
+        for fields in [none, only_taints, ALL] {
+            let device = fields.device("d");
+            assert_eq!(fields.missing_in(Some(&device)), none);
+            assert_eq!(ALL.missing_in(Some(&device)).others(), fields);
+            assert_eq!(fields.missing_in(None), fields);
+        }
+        assert_eq!((none.why_no_shares(), none.why_no_counters()), (None, None));
+        assert!(ALL.why_no_shares().unwrap().contains("DRAConsumableCapacity"));
+        assert!(ALL.why_no_counters().unwrap().contains("published whole only"));
     }
 }

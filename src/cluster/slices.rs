@@ -1,7 +1,7 @@
 //! Publishes the node's ResourceSlices: the devices of its GPUs that are granted through DRA.
 //!
-//! The API server drops fields whose feature gate is off without an error. So each answer is compared with what was sent, and
-//! what cannot be published without such a field is left out from then on.
+//! The API server drops fields whose feature gate is off without an error. So it is asked first which ones it would keep, and
+//! what cannot be published without the others is left out.
 //! A kubelet that starts deletes all slices of its node; the watch of them shows that, and they are published again.
 
 use super::client::{RequestError, request};
@@ -47,7 +47,7 @@ pub(super) async fn keep(settings: &Settings, client: Client, kernel: &KernelHan
             return pending().await;
         }
         snapshots.mark_unchanged();
-        let read = publisher.scheduler.read(&publisher.client).await;
+        let read = publisher.read_server().await;
         publisher.order.lock().await.evaluate(kernel).await;
         let wanted = publisher.wanted(kernel).await;
         let published = match read {
@@ -55,8 +55,7 @@ pub(super) async fn keep(settings: &Settings, client: Client, kernel: &KernelHan
             Err(error) => Err(error),
         };
         let next = match published {
-            Ok(Published::WantedChanged) => continue,
-            Ok(Published::At(version)) => {
+            Ok(version) => {
                 backoff.reset();
                 Ok(version)
             }
@@ -98,14 +97,6 @@ pub(super) async fn keep(settings: &Settings, client: Client, kernel: &KernelHan
             () = sleep(jittered(REFRESH_MEAN, random())) => {}
         }
     }
-}
-
-/// The result of a publication.
-enum Published {
-    /// The slices are as wanted in the list of this version.
-    At(String),
-    /// The API server has dropped a field, so other devices are wanted in the slices.
-    WantedChanged,
 }
 
 /// What the slices are to say.
@@ -206,7 +197,7 @@ struct Publisher<'s> {
     task: &'s DraTask,
     scheduler: Scheduler,
     order: Mutex<SliceOrder>,
-    /// What the API server has dropped.
+    /// What the API server drops.
     dropped: GatedFields,
 }
 
@@ -244,21 +235,43 @@ impl<'s> Publisher<'s> {
         Wanted { slices, moving }
     }
 
-    /// Brings the slices up to date.
-    async fn publish(&mut self, wanted: &Wanted) -> Result<Published, RequestError> {
+    /// Reads which scheduler is to be expected, and which fields the API server keeps. It answers the dry run of a creation with
+    /// the slice that it would store. The slices themselves do not show that, since the API server keeps a field that a slice
+    /// had before the feature gate was turned off.
+    async fn read_server(&mut self) -> Result<(), RequestError> {
+        self.scheduler.read(&self.client).await?;
+        // Before 1.36, counters had to be in the slice of the devices that take them.
+        let counts = self.scheduler.why_no_shares(Instant::now()).is_none();
+        let fields = GatedFields { taints: true, shares: counts, counters: counts };
+        let slice = ResourceSlice {
+            metadata: ObjectMeta { generate_name: Some("berth-probe-".into()), ..ObjectMeta::default() },
+            spec: ResourceSliceSpec {
+                driver: self.task.driver.clone(),
+                node_name: Some(self.node.to_owned()),
+                pool: ResourcePool { name: self.node.to_owned(), generation: 0, resource_slice_count: 1 },
+                devices: Some(vec![fields.device(&self.task.driver)]),
+                ..ResourceSliceSpec::default()
+            },
+        };
+        let parameters = PostParams { dry_run: true, ..PostParams::default() };
+        let kept = request(self.slices.create(&parameters, &slice), RIGHT).await?;
+        let dropped = fields.missing_in(kept.spec.devices.iter().flatten().next());
+        dropped.log_dropped(self.dropped);
+        self.dropped = dropped;
+        Ok(())
+    }
+
+    /// Brings the slices up to date; returns the version of the list that shows it.
+    async fn publish(&self, wanted: &Wanted) -> Result<String, RequestError> {
         for _ in 0..ROUNDS_MAX {
             let list = self.list().await?;
             let plan = plan(&self.task.driver, self.node, wanted, &list.items);
             if plan.is_empty() {
                 self.set_published(wanted, &list);
-                return Ok(Published::At(list.metadata.resource_version.unwrap_or_default()));
+                return Ok(list.metadata.resource_version.unwrap_or_default());
             }
-            let dropped_before = self.dropped;
             for change in plan {
                 self.make(change).await?;
-                if self.dropped != dropped_before {
-                    return Ok(Published::WantedChanged);
-                }
             }
         }
         let why = "the API server does not keep the ResourceSlices as they were written".to_owned();
@@ -270,28 +283,22 @@ impl<'s> Publisher<'s> {
         request(self.slices.list(&params), "list resourceslices (ClusterRole berth-dra)").await
     }
 
-    async fn make(&mut self, change: SliceChange) -> Result<(), RequestError> {
+    async fn make(&self, change: SliceChange) -> Result<(), RequestError> {
         let parameters = PostParams::default();
-        let (sent, answered) = match change {
+        match change {
             SliceChange::Create(mut slice) => {
                 slice.metadata.owner_references = Some(vec![self.owner().await?]);
-                let answered = request(self.slices.create(&parameters, &slice), RIGHT).await?;
-                (slice, answered)
+                request(self.slices.create(&parameters, &slice), RIGHT).await?;
             }
             SliceChange::Update(slice) => {
                 let name = slice.metadata.name.clone().unwrap_or_default();
-                let answered = request(self.slices.replace(&name, &parameters, &slice), RIGHT).await?;
-                (slice, answered)
+                request(self.slices.replace(&name, &parameters, &slice), RIGHT).await?;
             }
             SliceChange::Delete(name) => {
                 let deleted = request(self.slices.delete(&name, &DeleteParams::default()), RIGHT).await;
-                return match deleted {
-                    Err(error) if error.code() != 404 => Err(error),
-                    _ => Ok(()),
-                };
+                deleted.map(drop).or_else(|error| if error.code() == 404 { Ok(()) } else { Err(error) })?;
             }
-        };
-        self.dropped.note(GatedFields::of(&sent.spec), GatedFields::of(&answered.spec));
+        }
         Ok(())
     }
 

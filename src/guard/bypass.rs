@@ -2,7 +2,7 @@
 //! [`berth_kernel::grants::bypass`].
 
 use crate::cgroup::ContainerCgroup;
-use crate::containers::{is_privileged, of_claims};
+use crate::containers::{claim_grants_of, is_privileged};
 use crate::device_filter::DeniedDevices;
 use crate::plugin::Refusal;
 use crate::settings::Settings;
@@ -37,8 +37,8 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(30);
 const DRIVERS: &str = "/proc/devices";
 /// The most ways to other GPUs that are listed of one container: its pod's author decides how many there are.
 const DETAILS_MAX: usize = 8;
-const UNKNOWN_GPUS: &str = "Berth does not know which GPUs another plugin or driver allocated to it, so that it is denied \
-                            access to no device; `bypass.action: deny` refuses such a container";
+const UNKNOWN_GPUS: &str = "Berth does not know which GPUs another device plugin or DRA driver allocated to the container, so \
+                            that it is denied access to no device; `bypass.action: deny` refuses such a container";
 const UNKNOWN_POD: &str = "`berth serve` has not shown its pod to the guard yet, so that it is not known whether the pod has \
                            claims; `berth node show` says whether both are connected";
 const RAN_BEFORE: &str =
@@ -56,7 +56,7 @@ pub(crate) struct BypassGuard {
     rules: watch::Receiver<Option<Arc<BypassRules>>>,
     /// The folder of the kubelet's checkpoint.
     device_plugins: PathBuf,
-    /// The folder of the files that containers of claims find.
+    /// The folder of the files that Berth mounts into containers with claims; the path of each file names the grant.
     claim_grants: PathBuf,
     cgroup_root: PathBuf,
     own_namespace: Option<String>,
@@ -337,7 +337,7 @@ impl BypassGuard {
         };
         // Most containers have nothing to do with GPUs, and the checkpoint is not read for them.
         // CDI devices may be Berth's.
-        let claims: Vec<GrantAnnotation> = of_claims(container, &self.claim_grants).collect();
+        let claims: Vec<GrantAnnotation> = claim_grants_of(container, &self.claim_grants).collect();
         let has_claim_grants = !claims.is_empty();
         let assumed =
             Allocated { cdi_devices: access.cdi_devices.clone(), has_claim_grants, ..Allocated::default() };
@@ -349,7 +349,7 @@ impl BypassGuard {
             Ok(allocated) => allocated,
             Err(_) => Err("the kubelet's checkpoint could not be read within 50 ms".into()),
         };
-        let allocated = allocated.map(|known| with_claims(known, claims));
+        let allocated = allocated.map(|known| with_claims(known, &claims, &access.cdi_devices));
         let Ok(known) = &allocated else {
             return Some(Found { rules, verdict, allocated, if_claiming: None });
         };
@@ -398,11 +398,28 @@ impl BypassGuard {
     }
 }
 
-/// Adds what claims have granted.
-fn with_claims(mut allocated: Allocated, claims: Vec<GrantAnnotation>) -> Allocated {
+/// Adds the parts that Berth granted to the container through claims, and the CDI devices of these grants.
+fn with_claims(
+    mut allocated: Allocated,
+    claims: &[GrantAnnotation],
+    cdi_devices: &BTreeSet<String>,
+) -> Allocated {
     allocated.has_claim_grants = !claims.is_empty();
-    let parts = claims.into_iter().flat_map(|grant| grant.parts);
-    allocated.parts.extend(parts.map(|(part, _)| part));
+    let parts: BTreeSet<PartId> =
+        claims.iter().flat_map(|grant| &grant.parts).map(|(part, _)| part.clone()).collect();
+    // A grant has CDI devices of the kind DRIVER/berth, and one device of the node's CDI specification for each part.
+    let is_of_grant = |name: &&String| {
+        let id = name.split_once("/berth=").and_then(|(_, id)| id.rsplit_once('-'));
+        id.is_some_and(|(id, _)| claims.iter().any(|grant| grant.allocation.to_string() == id))
+    };
+    let (of_grants, others): (Vec<_>, Vec<_>) =
+        cdi_devices.difference(&allocated.cdi_devices).cloned().partition(|name| is_of_grant(&name));
+    allocated.cdi_devices.extend(of_grants);
+    // With more devices than parts, some are of another driver, or of a claim with admin access.
+    if others.len() <= parts.len() {
+        allocated.cdi_devices.extend(others);
+    }
+    allocated.parts.extend(parts);
     allocated
 }
 
@@ -732,7 +749,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_privileged_container_with_a_cdi_device_of_berth_keeps_that_gpu_alone() {
+    async fn a_privileged_container_with_a_cdi_device_of_berth_can_open_only_that_gpu() {
         let key = "cdi.k8s.io/berth_1".to_owned();
         let annotations = [(key, "nvidia.com/gpu=GPU-1".to_owned())].into();
         let container = Container { annotations, ..privileged() };
@@ -744,13 +761,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_privileged_container_with_a_claim_of_berth_keeps_that_gpu_alone() {
+    async fn a_privileged_container_with_a_claim_of_berth_can_open_only_that_gpu() {
         let claiming = PodSandbox { uid: "uid-3".into(), ..pod("team") };
         let grants = Settings::default().claim_grants;
         let source =
             grants.join("uid-of-claim/gpu/0000002a-7/GPU-1=4096/metadata.json").display().to_string();
         let mounts = vec![Mount { source, destination: "/var/run/berth/grants/0000002a-7.json".into() }];
-        let cdi_devices = vec![CdiDevice { name: "nvidia.com/gpu=GPU-1".into() }];
+        let device = |name: &str| CdiDevice { name: name.into() };
+        let cdi_devices = vec![device("gpu.nvidia.com/berth=0000002a-7-0"), device("nvidia.com/gpu=GPU-1")];
         let container = Container { mounts, cdi_devices, ..privileged() };
         let strip = Setup::new(guard::BypassAction::Strip, "");
         strip.create(&claiming, &container).await.unwrap();
@@ -759,7 +777,16 @@ mod tests {
         deny.create(&claiming, &container).await.unwrap_err();
         // Another container of the pod may have devices of another driver.
         deny.create(&claiming, &privileged()).await.unwrap();
-        // The mount also names the GPU of a pod that the daemon has not shown yet.
+        // A claim of another driver, or one with admin access, has no mount.
+        for more in ["k8s.gpu.other.nvidia.com/claim=a", "nvidia.com/gpu=GPU-0"] {
+            let mut with_more = container.clone();
+            with_more.cdi_devices.push(device(more));
+            deny.create(&claiming, &with_more).await.unwrap();
+            let strip = Setup::new(guard::BypassAction::Strip, "");
+            strip.create(&claiming, &with_more).await.unwrap();
+            assert!(strip.bypass.watched.lock().is_empty(), "{more}");
+        }
+        // The mount names the container's GPU even while the daemon has not shown the pod.
         let later = PodSandbox { uid: "uid-4".into(), ..pod("team") };
         let strip = Setup::new(guard::BypassAction::Strip, "");
         strip.create(&later, &container).await.unwrap();

@@ -306,7 +306,7 @@ impl Grants {
         // Each grant once; an annotation counts more than a mount.
         let mut grants: BTreeMap<AllocationId, GrantAnnotation> =
             given.into_iter().filter_map(parse).map(|grant| (grant.allocation, grant)).collect();
-        for grant in of_claims(container, claim_grants) {
+        for grant in claim_grants_of(container, claim_grants) {
             grants.entry(grant.allocation).or_insert(grant);
         }
         for (id, grant) in grants {
@@ -326,8 +326,11 @@ impl Grants {
     }
 }
 
-/// What claims have granted to a container, by its mounts.
-pub(crate) fn of_claims(container: &Container, claim_grants: &Path) -> impl Iterator<Item = GrantAnnotation> {
+/// What Berth granted to a container through claims, as the container's mounts show.
+pub(crate) fn claim_grants_of(
+    container: &Container,
+    claim_grants: &Path,
+) -> impl Iterator<Item = GrantAnnotation> {
     container.mounts.iter().filter_map(|mount| of_claim(mount, claim_grants))
 }
 

@@ -475,7 +475,7 @@ mod tests {
             containers: Vec::new(),
             bypass: None,
             has_claims: false,
-            claims: Vec::new(),
+            named_claims: Vec::new(),
         };
         let mut view = PodsView::empty(PodsSource::ApiServer);
         view.current = is_current;

@@ -72,7 +72,8 @@ pub struct ContainerAccess {
     pub is_privileged: bool,
 }
 
-/// What device plugins allocated to it, by the kubelet's checkpoint, and what claims were granted by its mounts.
+/// What is allocated to the container: by device plugins, as the kubelet's checkpoint shows, and by claims of Berth's DRA
+/// driver, as the container's mounts show.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Allocated {
     /// The values of `NVIDIA_VISIBLE_DEVICES`, one for each resource.
@@ -85,7 +86,8 @@ pub struct Allocated {
     pub parts: BTreeSet<PartId>,
     /// Whether it has GPUs of which Berth does not know the parts: another plugin allocated them, or an older release of Berth.
     pub has_unknown_gpus: bool,
-    /// Whether Berth granted it GPUs by claims: then no other DRA driver has given it any.
+    /// Whether Berth granted it GPUs through claims. Those of another DRA driver are CDI devices, as are those of a claim with
+    /// admin access.
     pub has_claim_grants: bool,
 }
 
@@ -187,13 +189,14 @@ pub fn judge(
     if action == BypassAction::Report {
         return verdict;
     }
-    let has_claims = pod.has_claims || access.cdi_devices.difference(&allocated.cdi_devices).next().is_some();
-    let is_of_others = allocated.has_unknown_gpus || has_claims && !allocated.has_claim_grants;
+    let has_other_claims = pod.has_claims && !allocated.has_claim_grants;
+    let has_other_cdi_devices = !access.cdi_devices.is_subset(&allocated.cdi_devices);
+    let may_have_unknown_gpus = allocated.has_unknown_gpus || has_other_claims || has_other_cdi_devices;
     let mut is_refused = false;
     // Every image of CUDA has the variable, so that a container which runs with GPUs of others has it, too.
     if let Some(value) = &access.visible_devices
         && names_others(value, allocated)
-        && (phase == Phase::Created || pod.sets_visible_devices || !is_of_others)
+        && (phase == Phase::Created || pod.sets_visible_devices || !may_have_unknown_gpus)
     {
         verdict.unallocated.push(UnallocatedAccess::VisibleDevices(value.clone()));
         verdict.visible_devices = Some(allocated_value(allocated));
@@ -210,7 +213,7 @@ pub fn judge(
         verdict.denies_devices = true;
         is_refused = true;
     }
-    if access.is_privileged && !is_of_others {
+    if access.is_privileged && !may_have_unknown_gpus {
         verdict.unallocated.push(UnallocatedAccess::Privileged);
         verdict.denies_devices = true;
         is_refused = true;
@@ -222,8 +225,8 @@ pub fn judge(
         verdict.is_refused =
             is_refused && action == BypassAction::Deny || verdict.removed_mounts.len() > MOUNTS_MAX;
     }
-    verdict.is_not_stopped = verdict.denies_devices && is_of_others;
-    verdict.denies_devices &= !is_of_others;
+    verdict.is_not_stopped = verdict.denies_devices && may_have_unknown_gpus;
+    verdict.denies_devices &= !may_have_unknown_gpus;
     verdict
 }
 
@@ -404,8 +407,8 @@ mod tests {
         assert_eq!(strip(&privileged, &of_others), Verdict::default());
         assert_eq!(deny(&privileged, &Allocated::default(), CLAIMING), Verdict::default());
         let of_claim = Allocated { has_claim_grants: true, ..Allocated::default() };
-        assert!(strip(&with_cdi, &of_claim).denies_devices, "the CDI device is of a claim of Berth");
-        assert!(deny(&privileged, &of_claim, CLAIMING).is_refused, "its claims are of Berth");
+        assert_eq!(strip(&with_cdi, &of_claim), Verdict::default(), "another driver's CDI device");
+        assert!(deny(&privileged, &of_claim, CLAIMING).is_refused, "the container's claims are Berth's");
         let of_both = Allocated { has_unknown_gpus: true, ..of_claim };
         assert_eq!(strip(&privileged, &of_both), Verdict::default());
     }
@@ -491,9 +494,8 @@ mod tests {
                 prop_assert_eq!(judge(action, &had, &allocated, pod, phase), Verdict::default());
                 let verdict = judge(action, &access, &allocated, pod, phase);
                 prop_assert!(verdict.removed_mounts.iter().all(|target| !allocated.mounts.contains(target)));
-                // Claims of Berth are no other source.
                 let has_claims = pod.has_claims && !allocated.has_claim_grants;
-                let has_cdi = !allocated.has_claim_grants && !access.cdi_devices.is_subset(&allocated.cdi_devices);
+                let has_cdi = !access.cdi_devices.is_subset(&allocated.cdi_devices);
                 let of_others = allocated.has_unknown_gpus || has_claims || has_cdi;
                 prop_assert!(!(of_others && verdict.denies_devices));
                 let privileged = ContainerAccess { is_privileged: true, ..had.clone() };

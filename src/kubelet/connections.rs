@@ -180,8 +180,13 @@ impl Connections {
     }
 
     /// Whether any connection is open.
-    pub(super) fn are_open(&self) -> bool {
+    pub(super) fn has_open(&self) -> bool {
         !self.open.lock().by_age.is_empty()
+    }
+
+    /// Closes all connections, with their calls and streams.
+    pub(super) fn close_all(&self) {
+        self.open.lock().by_age.values().for_each(|connection| connection.close());
     }
 
     /// Assigns a slot to an accepted connection, closing another connection if necessary. `None`, which

@@ -84,15 +84,17 @@ impl Socket {
 
     /// Whether any process is connected.
     pub(super) fn is_connected(&self) -> bool {
-        self.connections.are_open()
+        self.connections.has_open()
     }
 
-    /// Accepts no more connections, waits up to `limit` for running calls, and removes the socket file.
+    /// Accepts no more connections, waits up to `limit` for running calls, closes the connections, and removes the socket file.
     /// A file left by a killed process shows the next one that the kubelet may not have noticed its end.
     pub(super) async fn stop(mut self, limit: Duration) {
         self.stop.send_replace(true);
         if tokio::time::timeout(limit, &mut self.serving).await.is_err() {
             self.serving.abort();
+            // Each is served by a task of its own, which `abort` does not end.
+            self.connections.close_all();
         }
         if self.is_in_place() {
             // An error means that the file is deleted already.

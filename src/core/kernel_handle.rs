@@ -238,7 +238,7 @@ impl KernelHandle {
     }
 
     /// These devices in the order in which the policies or the baseline would choose them. No decision is recorded, since nothing
-    /// is placed. If the policies take longer than a second, the baseline chooses.
+    /// is placed. What the policies have not ordered within a second comes last.
     pub async fn order(&self, resource: &Resource, devices: Vec<DeviceId>) -> Vec<DeviceId> {
         let node = self.snapshot();
         let mut ordering = DeviceOrder::new(resource.clone(), devices.clone());
@@ -251,8 +251,18 @@ impl KernelHandle {
                 }
                 Some(())
             });
-            if let Ok(Some(())) = by_policies.await {
-                return ordering.into_devices();
+            match by_policies.await {
+                Ok(Some(())) => return ordering.into_devices(),
+                Ok(None) => {}
+                Err(_) => {
+                    let (resource, seconds) = (resource.as_str(), ORDER_MAX.as_secs());
+                    tracing::warn!(
+                        resource,
+                        devices = devices.len(),
+                        "the policies have not ordered the devices within {seconds} s; those without a place are published last"
+                    );
+                    return ordering.into_devices();
+                }
             }
             ordering = DeviceOrder::new(resource.clone(), devices);
         }

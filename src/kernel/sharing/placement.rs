@@ -87,12 +87,13 @@ pub fn without_ungrantable(ledger: &Ledger, request: &PlaceRequest) -> PlaceRequ
     retain(&retain(request, &is_grantable), &is_free)
 }
 
-/// Devices in the order in which a scheduler is to take them, which takes the first ones that fit: the best one, then those that
-/// make it the best two, four, eight and so on. Those that are added together are in such an order, too, so that the next two
-/// are a good pair when the first ones are taken.
+/// Orders devices for a scheduler that takes the first ones that fit: the best device comes first, then those that complete
+/// the best two, four, eight and so on. Devices that were added in one step are ordered in the same way among themselves, so
+/// that the next two are a good pair, too, once the first ones are taken.
 #[derive(Clone, Debug)]
 pub struct DeviceOrder {
-    /// What is to be placed of all devices, then of those that were added together, and so on.
+    /// The steps that are not finished. The first one orders all devices; each further one orders those that its predecessor
+    /// adds next.
     requests: Vec<PlaceRequest>,
 }
 
@@ -133,10 +134,17 @@ impl DeviceOrder {
         }
     }
 
-    /// The devices that have their place.
+    /// All devices, those without a place last.
     #[must_use]
-    pub fn into_devices(mut self) -> Vec<DeviceId> {
-        self.requests.swap_remove(0).required
+    pub fn into_devices(self) -> Vec<DeviceId> {
+        let mut devices: Vec<DeviceId> =
+            self.requests.iter().flat_map(|request| &request.required).cloned().collect();
+        for request in self.requests.iter().rev() {
+            let left = request.available.iter().filter(|id| !devices.contains(id));
+            let left: Vec<DeviceId> = left.cloned().collect();
+            devices.extend(left);
+        }
+        devices
     }
 }
 
@@ -360,6 +368,12 @@ mod tests {
         assert_eq!(order(&|_| Vec::new()), "abcde");
         assert_eq!(order(&|_| vec![id("x"), id("d")]), "dabce");
         assert_eq!(order(&|request| request.required.clone()), "abcde");
+        let mut unfinished =
+            DeviceOrder::new(Resource::nvidia_gpu(), ["a", "b", "c", "d", "e"].map(id).to_vec());
+        unfinished.add(&[id("c")]);
+        unfinished.add(&[id("c"), id("e")]);
+        unfinished.add(&[id("b"), id("d"), id("e"), id("c")]);
+        assert_eq!(unfinished.into_devices(), ["c", "e", "b", "d", "a"].map(id));
     }
 
     #[test]

@@ -38,9 +38,9 @@ impl DraChannels {
             let why = match &*registration.borrow() {
                 DriverRegistration::Registered => None,
                 DriverRegistration::Waiting => Some("the kubelet has not called it yet".to_owned()),
-                DriverRegistration::Disconnected => {
-                    Some("the kubelet has closed its connection: it has ended, or is restarting".to_owned())
-                }
+                DriverRegistration::Disconnected => Some(
+                    "the kubelet is not connected to the driver: it was stopped, or is restarting".to_owned(),
+                ),
                 DriverRegistration::Failed(why) => Some(why.clone()),
             };
             let slices = slices.borrow().clone();
@@ -75,10 +75,16 @@ impl ClaimReader for ServerClaims {
 }
 
 impl Base {
-    /// Shows the driver in the API, if it is enabled; otherwise names the GPUs that need it in the log.
+    /// Shows the driver in the API, if it is enabled.
     pub(super) fn show_driver(&self) {
         if self.config.dra.enabled {
             self.progress.set_dra(Box::new(self.dra.facts(self.config.dra.driver.clone())));
+        }
+    }
+
+    /// Names the GPUs in the log that need the driver, if it is not enabled.
+    pub(super) fn warn_without_driver(&self) {
+        if self.config.dra.enabled {
             return;
         }
         let ledger = self.kernel().snapshot();
@@ -128,7 +134,7 @@ impl Base {
         self.tasks.spawn(async move {
             loop {
                 let state = registration.borrow_and_update().clone();
-                // The slices stay up to date while the kubelet restarts.
+                // While the kubelet restarts, the slices are kept up to date, too, so a disconnected driver counts as registered.
                 let was_registered =
                     matches!(state, DriverRegistration::Registered | DriverRegistration::Disconnected);
                 registered.send_replace(was_registered);

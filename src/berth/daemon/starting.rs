@@ -107,6 +107,7 @@ impl Starting {
         // the daemon stops.
         tokio::spawn(stream.run(base.kernel()));
         base.show_loaded(&[]);
+        base.show_driver();
         base.tasks.spawn(progress::run_heartbeat(Arc::clone(base.kernel().counters())));
         let cluster = base.start_cluster(published);
         base.follow_guard();
@@ -273,7 +274,7 @@ impl Base {
         let adopt = async {
             self.adopt(&front).await;
             self.adopt_claims().await;
-            self.show_driver();
+            self.warn_without_driver();
             self.progress.update(|facts| facts.adoption = StartStep::Done);
         };
         tokio::join!(adopt, task.check_first());

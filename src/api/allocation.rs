@@ -113,7 +113,7 @@ pub struct AllocationClaim {
     /// The claim's UID.
     #[schema(example = "6a1f5b0e-2f63-4b0a-9f57-0e0c6f4b8a11")]
     pub uid: String,
-    /// The request's name in the claim, with the name of the subrequest that was allocated after a slash.
+    /// The request's name in the claim; if it has subrequests, a slash and the name of the allocated one follow.
     #[schema(example = "gpu")]
     pub request: String,
     /// The names of the pods that the claim is reserved for, at most eight.

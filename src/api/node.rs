@@ -98,7 +98,7 @@ pub struct Dra {
     /// The driver's name.
     #[schema(example = "gpu.nvidia.com")]
     pub driver: String,
-    /// Whether the kubelet has registered it and is connected.
+    /// Whether the kubelet has registered the driver and is connected to it.
     pub registered: bool,
     /// Why it is not registered.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -38,7 +38,7 @@ pub fn convert_pod(pod: &ApiPod) -> Option<Pod> {
         deletion_wall_ms: leaving_since(meta),
         created_wall_ms: u64::try_from(created).unwrap_or(0),
         has_claims: has_claims(pod),
-        claims: claims(pod),
+        named_claims: named_claims(pod),
         bypass: PodBypass::most_explicit(containers.iter().filter_map(|c| bypass(c))),
         containers: containers.into_iter().map(container).collect(),
     })
@@ -51,7 +51,7 @@ fn has_claims(pod: &ApiPod) -> bool {
     in_spec.is_some_and(|claims| !claims.is_empty()) || of_resources.is_some()
 }
 
-fn claims(pod: &ApiPod) -> Vec<String> {
+fn named_claims(pod: &ApiPod) -> Vec<String> {
     let in_spec = pod.spec.iter().filter_map(|spec| spec.resource_claims.as_ref()).flatten();
     in_spec.filter_map(|claim| claim.resource_claim_name.clone()).collect()
 }
@@ -143,7 +143,7 @@ mod tests {
             {"name": "other", "resourceClaimName": "common"},
         ]);
         let claiming = pod(json);
-        assert!(claiming.has_claims && claiming.claims == ["common"]);
+        assert!(claiming.has_claims && claiming.named_claims == ["common"]);
         let mut json = plain();
         json["status"]["extendedResourceClaimStatus"] =
             json!({"requestMappings": [], "resourceClaimName": "c"});

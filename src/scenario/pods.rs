@@ -132,7 +132,7 @@ fn waiting_pod(
         containers,
         bypass: None,
         has_claims: false,
-        claims: Vec::new(),
+        named_claims: Vec::new(),
     }
 }
 

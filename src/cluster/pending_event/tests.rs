@@ -135,7 +135,7 @@ impl Node {
             created_wall_ms: 1,
             containers: Vec::new(),
             has_claims: false,
-            claims: Vec::new(),
+            named_claims: Vec::new(),
             bypass,
         };
         self.apply(&Command::Pods(PodsView {

@@ -439,7 +439,7 @@ fn with_pod(node: &Ledger, pod: &RequestingPod, requested: &DeviceRequest, now: 
         containers: vec![PodContainer { name: "main".into(), requests }],
         bypass: None,
         has_claims: false,
-        claims: Vec::new(),
+        named_claims: Vec::new(),
     };
     view.pods.insert(SIMULATED_UID.into(), Arc::new(pod));
     view

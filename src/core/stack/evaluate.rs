@@ -409,8 +409,10 @@ pub(crate) fn prepared_outcome(
     prepared: &Result<Prepared, CommandError>,
 ) -> Outcome {
     let id = prepared.as_ref().map(|prepared| {
-        let is_of_request =
-            |a: &&Arc<Allocation>| a.origin.claim().is_some_and(|granted| granted.request == request.name);
+        let is_of_request = |a: &&Arc<Allocation>| {
+            a.origin.claim().is_some()
+                && (&a.resource, &a.devices) == (&request.devices.resource, &request.devices.devices)
+        };
         prepared.allocations.iter().find(is_of_request).map(|allocation| allocation.id)
     });
     outcome(request.answer.clone(), id.map_err(ToString::to_string))

@@ -5,7 +5,7 @@
 
 use crate::drain::eviction::{EvictionOutcome, EvictionRecord, EvictionRequest};
 use crate::evidence::pods::{Pod, PodState, PodsSource, Stage};
-use crate::grants::allocation::Allocation;
+use crate::grants::allocation::{Allocation, Holder};
 use crate::ids::names::{AllocationId, GpuId};
 use crate::ids::time::Now;
 use crate::node::change::Change;
@@ -133,20 +133,22 @@ pub fn holders(ledger: &Ledger, gpu: &GpuId) -> Vec<GpuHolder> {
 /// The holders as [`holders`] has them once the GPU is drained, with or without evictions.
 #[must_use]
 pub fn holders_if(ledger: &Ledger, gpu: &GpuId, evicts: bool) -> Vec<GpuHolder> {
-    let mut holders: BTreeMap<HolderKey<'_>, GpuHolder> = BTreeMap::new();
-    for allocation in ledger.allocations_on(ledger.parts_of(gpu)) {
-        let named = allocation.holder.pod_uid.as_deref().and_then(|uid| ledger.pod_by_uid(uid));
-        let holder = &allocation.holder;
-        let known = holders.entry(holder_key(allocation)).or_insert_with(|| GpuHolder {
-            namespace: holder.namespace.clone().or_else(|| named.as_ref()?.namespace.clone()),
-            pod: holder.pod.clone().or_else(|| named?.pod),
-            uid: holder.pod_uid.clone(),
-            containers: BTreeSet::new(),
-            allocations: Vec::new(),
-            shown: pod_of(ledger, allocation).cloned(),
-            status: eviction_status(ledger, allocation, evicts),
+    let mut holders: BTreeMap<HolderKey, GpuHolder> = BTreeMap::new();
+    let allocations = ledger.allocations_on(ledger.parts_of(gpu)).into_iter();
+    for (allocation, holder) in allocations.flat_map(|one| one.holders().map(move |holder| (one, holder))) {
+        let known = holders.entry(HolderKey::of(&holder, allocation.id)).or_insert_with(|| {
+            let named = holder.pod_uid.as_deref().and_then(|uid| ledger.pod_by_uid(uid));
+            GpuHolder {
+                namespace: holder.namespace.clone().or_else(|| named.as_ref()?.namespace.clone()),
+                pod: holder.pod.clone().or_else(|| named?.pod),
+                uid: holder.pod_uid.clone(),
+                containers: BTreeSet::new(),
+                allocations: Vec::new(),
+                shown: shown_pod(ledger, &holder).cloned(),
+                status: eviction_status(ledger, allocation, &holder, evicts),
+            }
         });
-        known.containers.extend(holder.container.clone());
+        known.containers.extend(holder.container);
         known.allocations.push(allocation.id);
     }
     let mut holders: Vec<GpuHolder> = holders.into_values().collect();
@@ -203,18 +205,23 @@ fn can_be_evicted(pod: &Pod) -> bool {
     !pod.is_static && pod.stage != Stage::Finished && pod.deletion_wall_ms.is_none()
 }
 
-/// The allocation's pod in the ledger's view of pods.
-fn pod_of<'l>(ledger: &'l Ledger, allocation: &Allocation) -> Option<&'l Arc<Pod>> {
-    let uid = allocation.holder.pod_uid.as_ref()?;
-    ledger.pods.as_ref()?.pods.get(uid)
+/// The holder's pod in the ledger's view of pods.
+fn shown_pod<'l>(ledger: &'l Ledger, holder: &Holder) -> Option<&'l Arc<Pod>> {
+    ledger.pods.as_ref()?.pods.get(holder.pod_uid.as_ref()?)
 }
 
-fn eviction_status(ledger: &Ledger, allocation: &Allocation, evicts: bool) -> EvictionStatus {
-    if allocation.holder.is_unknown() {
+fn eviction_status(
+    ledger: &Ledger,
+    allocation: &Allocation,
+    holder: &Holder,
+    evicts: bool,
+) -> EvictionStatus {
+    if holder.is_unknown() {
         return EvictionStatus::Unidentified;
     }
-    let Some(pod) = pod_of(ledger, allocation) else {
-        return match ledger.pod_state_of(allocation) {
+    let Some(pod) = shown_pod(ledger, holder) else {
+        let state = holder.pod_uid.as_ref().map(|uid| ledger.state_of_pod(allocation, uid));
+        return match state.unwrap_or(PodState::Unknown) {
             PodState::Over | PodState::Gone => EvictionStatus::Over,
             PodState::Alive | PodState::Unknown if evicts => EvictionStatus::NotShown,
             PodState::Alive | PodState::Unknown => EvictionStatus::NotRequested,
@@ -242,18 +249,19 @@ fn eviction_status(ledger: &Ledger, allocation: &Allocation, evicts: bool) -> Ev
 
 /// Groups allocations by holder.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
-enum HolderKey<'l> {
-    Uid(&'l str),
-    Named(Option<&'l str>, &'l str),
+enum HolderKey {
+    Uid(String),
+    Named(Option<String>, String),
     Unknown(AllocationId),
 }
 
-fn holder_key(allocation: &Allocation) -> HolderKey<'_> {
-    let holder = &allocation.holder;
-    match (&holder.pod_uid, &holder.pod) {
-        (Some(uid), _) => HolderKey::Uid(uid),
-        (None, Some(pod)) => HolderKey::Named(holder.namespace.as_deref(), pod),
-        (None, None) => HolderKey::Unknown(allocation.id),
+impl HolderKey {
+    fn of(holder: &Holder, id: AllocationId) -> Self {
+        match (&holder.pod_uid, &holder.pod) {
+            (Some(uid), _) => Self::Uid(uid.clone()),
+            (None, Some(pod)) => Self::Named(holder.namespace.clone(), pod.clone()),
+            (None, None) => Self::Unknown(id),
+        }
     }
 }
 

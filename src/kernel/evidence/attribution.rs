@@ -3,6 +3,7 @@
 
 use crate::evidence::pods::{Pod, PodBypass, Stage};
 use crate::grants::allocation::Allocation;
+use crate::grants::claim::ClaimRequest;
 use crate::grants::history::EndedAllocation;
 use crate::hardware::process::{Owner, PodProcess, Process, TrackedProcess, UnknownReason};
 use crate::ids::names::{AllocationId, GpuId, PartId};
@@ -134,8 +135,12 @@ pub(crate) fn find_attribution(ledger: &Ledger, gpu: &GpuId, process: &Process) 
         Owner::Pod(pod) => {
             let of_same_pod: Vec<_> =
                 candidates.iter().copied().filter(|a| is_held_by(a, &pod.uid)).collect();
-            let has_no_pod = |a: &&Allocation| a.pod_uids().next().is_none();
-            let unattributed: Vec<_> = candidates.iter().copied().filter(has_no_pod).map(|a| a.id).collect();
+            let may_have_others = |a: &&Allocation| {
+                a.pod_uids().next().is_none()
+                    || a.origin.claim().is_some_and(ClaimRequest::may_have_more_pods)
+            };
+            let unattributed: Vec<_> =
+                candidates.iter().copied().filter(may_have_others).map(|a| a.id).collect();
             if !of_same_pod.is_empty() {
                 select_within_pod(&of_same_pod, pod)
             } else if !unattributed.is_empty() {

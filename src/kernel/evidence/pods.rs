@@ -78,8 +78,8 @@ pub struct Pod {
     pub bypass: Option<PodBypass>,
     /// Whether it has claims (DRA), by which it may have GPUs.
     pub has_claims: bool,
-    /// The claims that its spec names. Other pods can use these, too; a claim from a template is its own.
-    pub claims: Vec<String>,
+    /// The names of the ResourceClaims in its spec, which other pods can use, too; claims from templates are not among them.
+    pub named_claims: Vec<String>,
 }
 
 /// The controller of a pod, which creates another one in its place.
@@ -358,7 +358,7 @@ pub(crate) mod tests {
             containers: Vec::new(),
             bypass: None,
             has_claims: false,
-            claims: Vec::new(),
+            named_claims: Vec::new(),
         }
     }
 

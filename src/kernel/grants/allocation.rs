@@ -1,6 +1,6 @@
 //! The devices granted to one container, and how the grant ended.
 
-use crate::grants::claim::ClaimRequest;
+use crate::grants::claim::{ClaimPod, ClaimRequest};
 use crate::ids::names::{AllocationId, DeviceId, PartId, Resource};
 use crate::policy::decider::Decider;
 use crate::sharing::via::KubeletApi;
@@ -53,6 +53,13 @@ impl Allocation {
         of_claim.map(|pod| pod.uid.as_str()).chain(shown)
     }
 
+    /// Its holders: the pods of its claim that are recorded, or else the one that the sources have shown.
+    pub fn holders(&self) -> impl Iterator<Item = Holder> {
+        let of_claim = self.origin.holders();
+        let shown = of_claim.is_empty().then(|| self.holder.clone());
+        of_claim.into_iter().chain(shown)
+    }
+
     /// Whether it is of this claim.
     #[must_use]
     pub fn is_of_claim(&self, uid: &str) -> bool {
@@ -92,13 +99,19 @@ impl GrantOrigin {
     /// The holder that it names: the first pod of a claim. That of a grant of the device plugin is learned later.
     #[must_use]
     pub fn holder(&self) -> Holder {
-        let Some(ClaimRequest { claim, pods, .. }) = self.claim() else { return Holder::default() };
-        pods.first().map_or_else(Holder::default, |pod| Holder {
+        self.holders().into_iter().next().unwrap_or_default()
+    }
+
+    /// The pods of a claim that are recorded.
+    fn holders(&self) -> Vec<Holder> {
+        let Some(ClaimRequest { claim, pods, .. }) = self.claim() else { return Vec::new() };
+        let holder = |pod: &ClaimPod| Holder {
             namespace: Some(claim.namespace.clone()),
             pod: Some(pod.name.clone()),
             pod_uid: Some(pod.uid.clone()),
             container: None,
-        })
+        };
+        pods.iter().map(holder).collect()
     }
 }
 

@@ -42,9 +42,9 @@ pub struct ClaimRequest {
     pub claim: Claim,
     /// The name of the claim in the specification of its pod, if it was made from a ResourceClaimTemplate.
     pub pod_claim_name: Option<String>,
-    /// The request's name in the claim, with the name of the subrequest that was allocated after a slash.
+    /// The request's name in the claim; if it has subrequests, a slash and the name of the allocated one follow.
     pub request: String,
-    /// The first [`CLAIM_PODS_MAX`] pods that the claim was reserved for when it was last prepared.
+    /// The first [`CLAIM_PODS_MAX`] pods that the claim is reserved for, as the API server showed them last.
     pub pods: Vec<ClaimPod>,
 }
 
@@ -53,6 +53,12 @@ impl ClaimRequest {
     #[must_use]
     pub fn main_request(&self) -> &str {
         main_request(&self.request)
+    }
+
+    /// Whether the claim may be reserved for pods that are not recorded.
+    #[must_use]
+    pub fn may_have_more_pods(&self) -> bool {
+        self.pods.len() >= CLAIM_PODS_MAX
     }
 }
 
@@ -96,7 +102,8 @@ impl DeviceResult {
     }
 }
 
-/// The name of a request, without that of a subrequest. One subrequest of a request is allocated.
+/// The name of a request, without that of a subrequest. The scheduler allocates only one subrequest of each request, so this
+/// name is unique within the devices of a claim.
 pub(crate) fn main_request(name: &str) -> &str {
     name.split('/').next().unwrap_or_default()
 }

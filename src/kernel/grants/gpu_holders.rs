@@ -125,7 +125,7 @@ pub fn pod_uses(ledger: &Ledger) -> BTreeMap<GpuId, BTreeMap<PodName, PodUse>> {
                 let uid = &process.identity.owner.pod()?.uid;
                 PodName::of(&ledger.pod_by_uid(uid)?)
             };
-            let Some(name) = pod_of(ledger, attribution).or_else(of_pod) else { continue };
+            let Some(name) = of_pod().or_else(|| pod_of(ledger, attribution)) else { continue };
             let used = all
                 .entry(gpu.clone())
                 .or_default()

@@ -5,6 +5,7 @@
 //! does not refuse them. It allocates by what was published, and two schedulers, a device that was taken away by force, or
 //! a pod that still ends, can make it allocate what is not free: nothing that is held is granted (I2).
 
+use crate::evidence::pods::Stage;
 use crate::evidence::reconcile::{end_changes, list_adopted};
 use crate::grants::allocate::{check_answer, check_counters, check_enforceable, check_room, new_allocation};
 use crate::grants::allocation::{Allocation, EndReason, GrantOrigin};
@@ -17,6 +18,7 @@ use crate::node::ledger::{Ledger, Ungrantable};
 use crate::node::refusal::Refusal;
 use crate::policy::hooks::AdmitRequest;
 use crate::sharing::via::{KubeletApi, Via};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// A claim as the API server shows it while the kubelet wants it prepared.
@@ -68,11 +70,7 @@ pub fn prepare(ledger: &Ledger, wanted: &ClaimToPrepare, answer_is_final: bool, 
     let verdict = |changes, refusal| Verdict { entry: Entry { at: now, changes }, refusal };
     let live = allocations_of(ledger, &wanted.claim.uid);
     if is_prepared(&live, wanted) {
-        let pods: Vec<_> = wanted.pods.iter().take(CLAIM_PODS_MAX).cloned().collect();
-        let is_outdated = |a: &&&Allocation| a.origin.claim().is_some_and(|request| request.pods != pods);
-        let outdated = live.iter().filter(is_outdated);
-        let changes = outdated.map(|a| Change::ClaimPodsChanged { id: a.id, pods: pods.clone() });
-        return verdict(changes.collect(), None);
+        return verdict(change_pods(ledger, &wanted.claim.uid, &wanted.pods), None);
     }
     let ends: Vec<_> = live.iter().map(|a| (a.id, EndReason::Superseded)).collect();
     let mut changes = end_changes(ledger, &ends);
@@ -95,6 +93,41 @@ pub fn prepare(ledger: &Ledger, wanted: &ClaimToPrepare, answer_is_final: bool, 
         changes.push(grant);
     }
     verdict(changes, None)
+}
+
+/// The changes by which the allocations of a claim have these pods.
+#[must_use]
+pub fn change_pods(ledger: &Ledger, claim_uid: &str, pods: &[ClaimPod]) -> Vec<Change> {
+    let pods = &pods[..pods.len().min(CLAIM_PODS_MAX)];
+    let is_outdated = |a: &&Allocation| a.origin.claim().is_some_and(|request| request.pods != pods);
+    let outdated = allocations_of(ledger, claim_uid).into_iter().filter(is_outdated);
+    outdated.map(|a| Change::ClaimPodsChanged { id: a.id, pods: pods.to_vec() }).collect()
+}
+
+/// Claims whose recorded pods differ from the pods whose specs name the claim, each with the UIDs of the latter.
+#[must_use]
+pub fn claims_with_outdated_pods(ledger: &Ledger) -> BTreeMap<Claim, BTreeSet<String>> {
+    let Some(view) = &ledger.pods else { return BTreeMap::new() };
+    let pods_of = |claim: &Claim| -> BTreeSet<String> {
+        let pods = view.pods.values().filter(|pod| {
+            pod.namespace == claim.namespace
+                && pod.stage != Stage::Finished
+                && pod.named_claims.contains(&claim.name)
+        });
+        pods.map(|pod| pod.uid.clone()).collect()
+    };
+    let requests = ledger.live.values().filter_map(|allocation| allocation.origin.claim());
+    // All requests of a claim have the same pods.
+    let by_claim: BTreeMap<&Claim, &ClaimRequest> =
+        requests.map(|request| (&request.claim, request)).collect();
+    let outdated = by_claim.into_iter().filter_map(|(claim, request)| {
+        let pods = pods_of(claim);
+        let is_recorded = |uid: &String| request.pods.iter().any(|pod| pod.uid == *uid);
+        let all_run = request.pods.iter().all(|pod| pods.contains(&pod.uid));
+        let is_complete = request.may_have_more_pods() || pods.iter().all(is_recorded);
+        (!(pods.is_empty() || all_run && is_complete)).then(|| (claim.clone(), pods))
+    });
+    outdated.collect()
 }
 
 /// The ends of a claim's allocations. A claim without any is unprepared already.
@@ -165,12 +198,13 @@ pub fn allocations_of<'l>(ledger: &'l Ledger, claim_uid: &str) -> Vec<&'l Alloca
     ledger.live.values().map(AsRef::as_ref).filter(|a| a.is_of_claim(claim_uid)).collect()
 }
 
-/// Whether these allocations of a claim are what it wants, but for its pods.
-#[must_use]
-pub fn is_prepared(live: &[&Allocation], wanted: &ClaimToPrepare) -> bool {
+/// Whether these allocations have exactly the devices that the claim requests. Their recorded pods may differ from its pods.
+fn is_prepared(live: &[&Allocation], wanted: &ClaimToPrepare) -> bool {
+    // Earlier releases of Berth recorded the request's name without that of the subrequest.
+    let is_for = |own: &ClaimRequest, name: &str| own.request == name || own.request == main_request(name);
     let has = |request: &RequestToPrepare| {
         live.iter().any(|a| {
-            a.origin.claim().is_some_and(|own| own.main_request() == main_request(&request.name))
+            a.origin.claim().is_some_and(|own| is_for(own, &request.name))
                 && (&a.resource, &a.devices) == (&request.devices.resource, &request.devices.devices)
         })
     };

@@ -6,6 +6,7 @@ use crate::evidence::kubelet_view::ReconcileView;
 use crate::evidence::pods::PodsView;
 use crate::evidence::runtime::RuntimeView;
 use crate::grants::allocation::Allocation;
+use crate::grants::claim::ClaimPod;
 use crate::grants::prepare::ClaimToPrepare;
 use crate::hardware::device_access::DeviceAccess;
 use crate::hardware::gpu::Inventory;
@@ -49,6 +50,13 @@ pub enum Command {
     Unprepare {
         /// The claim's UID.
         claim: String,
+    },
+    /// The pods that a claim is reserved for, as the API server shows them. Without effect if the claim has no allocation.
+    RecordClaimPods {
+        /// The claim's UID.
+        claim: String,
+        /// See [`ClaimToPrepare::pods`].
+        pods: Vec<ClaimPod>,
     },
     /// Allocations of claims that an earlier store granted, as their records show them.
     AdoptClaims(Vec<Allocation>),
@@ -208,6 +216,7 @@ impl Command {
             Self::Allocate { .. } => "allocate",
             Self::Prepare { .. } => "prepare",
             Self::Unprepare { .. } => "unprepare",
+            Self::RecordClaimPods { .. } => "recordClaimPods",
             Self::AdoptClaims(_) => "adoptClaims",
             Self::RecordScan(_) => "recordScan",
             Self::ApplyTriage(_) => "applyTriage",

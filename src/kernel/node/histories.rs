@@ -65,6 +65,7 @@ fn op() -> impl Strategy<Value = Op> {
             1 => Just(RuntimeUpdate::Away), 1 => Just(RuntimeUpdate::GuardRestarted),
         ].prop_map(Op::Runtime),
         4 => (any::<usize>(), 0usize..3, any::<usize>(), 1usize..3).prop_map(|(which, resource, device, count)| Op::Prepare { which, resource, device, count }),
+        1 => (any::<usize>(), 0usize..10).prop_map(|(which, pods)| Op::ReserveClaim { which, pods }),
         2 => any::<usize>().prop_map(|which| Op::Unprepare { which }),
         2 => prop::bool::weighted(0.3).prop_map(|host| Op::ScanProcesses { host }),
         2 => prop_oneof![3 => Just((1 << PARTS) - 1), 1 => 0usize..1 << PARTS].prop_map(|mask| Op::NameParts { mask }),

@@ -615,12 +615,16 @@ impl Ledger {
     /// certain to have ended.
     #[must_use]
     pub fn pod_state_of(&self, allocation: &Allocation) -> PodState {
-        let Some(view) = &self.pods else { return PodState::Unknown };
-        let since = self.sightings.get(&allocation.id).map_or(u64::MAX, |s| s.since_mono_ms);
-        let states = allocation.pod_uids().map(|uid| view.state_of(uid, since));
+        let states = allocation.pod_uids().map(|uid| self.state_of_pod(allocation, uid));
         let order = [PodState::Alive, PodState::Unknown, PodState::Gone, PodState::Over];
         let certainty = |state: &PodState| order.iter().position(|other| other == state);
         states.min_by_key(certainty).unwrap_or(PodState::Unknown)
+    }
+
+    /// What the pods source shows of one pod of an allocation.
+    pub(crate) fn state_of_pod(&self, allocation: &Allocation, uid: &str) -> PodState {
+        let since = self.sightings.get(&allocation.id).map_or(u64::MAX, |s| s.since_mono_ms);
+        self.pods.as_ref().map_or(PodState::Unknown, |view| view.state_of(uid, since))
     }
 
     /// Live allocations that name a device, oldest first.
@@ -633,9 +637,9 @@ impl Ledger {
     #[must_use]
     pub fn pod_by_uid(&self, uid: &str) -> Option<Holder> {
         self.pod_in_view(uid).or_else(|| {
-            let mut holders = self.live.values().map(|a| &a.holder);
+            let mut holders = self.live.values().flat_map(|a| a.holders());
             let holder = holders.find(|h| h.pod_uid.as_deref() == Some(uid) && h.pod.is_some())?;
-            Some(Holder { pod_uid: None, container: None, ..holder.clone() })
+            Some(Holder { pod_uid: None, container: None, ..holder })
         })
     }
 

@@ -46,8 +46,8 @@ pub enum DriverRegistration {
     Waiting,
     /// The kubelet has registered the driver, and is connected.
     Registered,
-    /// The kubelet had registered the driver, and is not connected: it has ended, or is restarting. It keeps a connection open as long as it runs
-    /// (kubernetes `dra/plugin/dra_plugin_manager.go`).
+    /// The kubelet has registered the driver, but has no connection to it, so that the kubelet was stopped or is restarting: a
+    /// running kubelet keeps one open (kubernetes `dra/plugin/dra_plugin_manager.go`).
     Disconnected,
     /// The kubelet refused the driver, or its sockets cannot be served, and why.
     Failed(String),
@@ -91,22 +91,26 @@ impl Registration for Service {
 
 /// Publishes the state, and logs it if it changed.
 fn set(state: &watch::Sender<DriverRegistration>, new: DriverRegistration) {
+    change(state, |_| Some(new));
+}
+
+/// Publishes the state that follows from the current one, and logs it if it is another.
+fn change(
+    state: &watch::Sender<DriverRegistration>,
+    next: impl FnOnce(&DriverRegistration) -> Option<DriverRegistration>,
+) {
     state.send_if_modified(|current| {
-        let changed = *current != new;
-        if changed {
-            match &new {
-                DriverRegistration::Waiting => {}
-                DriverRegistration::Registered => {
-                    tracing::info!("the kubelet has registered the DRA driver");
-                }
-                DriverRegistration::Disconnected => {
-                    tracing::info!("the kubelet has closed its connection to the DRA driver");
-                }
-                DriverRegistration::Failed(why) => tracing::warn!("the DRA driver is not registered: {why}"),
+        let Some(new) = next(current).filter(|new| new != current) else { return false };
+        match &new {
+            DriverRegistration::Waiting => {}
+            DriverRegistration::Registered => tracing::info!("the kubelet has registered the DRA driver"),
+            DriverRegistration::Disconnected => {
+                tracing::info!("the kubelet has closed its connection to the DRA driver");
             }
-            *current = new;
+            DriverRegistration::Failed(why) => tracing::warn!("the DRA driver is not registered: {why}"),
         }
-        changed
+        *current = new;
+        true
     });
 }
 
@@ -174,14 +178,14 @@ impl Registrar {
         }
     }
 
-    /// A kubelet whose connection was lost connects again, and does not register the driver again.
+    /// Shows whether the kubelet is connected, since a kubelet that lost its connection connects again without a registration.
+    /// It need not call the driver, so that another process of root that is connected cannot be told from it.
     fn show_connection(&self, is_connected: bool) {
-        let state = self.state.borrow().clone();
-        match (state, is_connected) {
-            (DriverRegistration::Registered, false) => set(&self.state, DriverRegistration::Disconnected),
-            (DriverRegistration::Disconnected, true) => set(&self.state, DriverRegistration::Registered),
-            _ => {}
-        }
+        change(&self.state, |state| match (state, is_connected) {
+            (DriverRegistration::Registered, false) => Some(DriverRegistration::Disconnected),
+            (DriverRegistration::Disconnected, true) => Some(DriverRegistration::Registered),
+            _ => None,
+        });
     }
 
     /// The registration socket of another driver that has this one's name, such as that of NVIDIA's DRA driver.

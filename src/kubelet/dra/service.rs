@@ -14,12 +14,12 @@ use super::claims::{
 use crate::connections::Call;
 use berth_core::KernelHandle;
 use berth_core::keeper::{CommandError, Snapshot};
-use berth_kernel::evidence::pods::Stage;
 use berth_kernel::evidence::running::running_sources;
 use berth_kernel::grants::allocation::Allocation;
 use berth_kernel::grants::claim::{Claim as KernelClaim, ClaimOfServer, ClaimRequest, is_uid};
-use berth_kernel::grants::prepare::{allocations_of, is_prepared};
+use berth_kernel::grants::prepare::{allocations_of, claims_with_outdated_pods};
 use berth_kernel::ids::time::Now;
+use berth_kernel::node::command::Command;
 use berth_kernel::node::refusal::Refusal;
 use berth_observe::counters::Rpc;
 use berth_proto::dra::dra_plugin_server::{DraPlugin, DraPluginServer};
@@ -42,8 +42,8 @@ const CLAIMS_MAX: usize = 256;
 const REQUEST_BYTES_MAX: usize = 1024 * 1024;
 /// The longest wait for a claim from the API server.
 const READ_MAX: Duration = Duration::from_secs(10);
-/// Most reads of claims at a time. One that finds no free connection to the API server opens another, with a TLS handshake of its
-/// own.
+/// The most claims that are read at a time, since a read that finds no free connection to the API server opens another one, with
+/// a TLS handshake.
 const READS_MAX: usize = 8;
 /// The wait before a command is tried again that did not reach the ledger.
 const RETRY: Duration = Duration::from_millis(500);
@@ -52,8 +52,10 @@ const GONE_CHECKS: u32 = 10;
 /// Most commands at a time that wait for the keeper, so that a burst of claims does not fill its inbox and make it refuse an
 /// Allocate, which the kubelet does not repeat.
 const COMMANDS_MAX: usize = 16;
-/// The interval at which releases that could not be recorded are tried again.
-const RELEASE_RETRY: Duration = Duration::from_secs(5);
+/// The interval at which releases that could not be recorded are tried again, and the first such interval for the pods of a claim.
+const RETRY_AFTER_FAILURE: Duration = Duration::from_secs(5);
+/// The longest interval at which a claim is read again whose recorded pods are outdated.
+const PODS_RETRY_MAX: Duration = Duration::from_secs(60);
 
 /// The server of the driver's API.
 pub(super) fn server(driver: &Arc<Driver>) -> DraPluginServer<Service> {
@@ -160,27 +162,6 @@ fn is_in_use(ledger: &Snapshot, uid: &str, now: Now) -> bool {
         .any(|allocation| !running_sources(ledger, allocation, now).is_empty())
 }
 
-/// The claims whose record of pods is out of date, each with the UIDs of the pods whose specs name it.
-fn claims_with_other_pods(ledger: &Snapshot) -> BTreeMap<KernelClaim, BTreeSet<String>> {
-    let Some(view) = &ledger.pods else { return BTreeMap::new() };
-    let requests = ledger.live.values().filter_map(|allocation| allocation.origin.claim());
-    let of = |request: &ClaimRequest| -> BTreeSet<String> {
-        let claim = &request.claim;
-        let pods = view.pods.values().filter(|pod| {
-            pod.namespace == claim.namespace
-                && pod.stage != Stage::Finished
-                && pod.claims.contains(&claim.name)
-        });
-        pods.map(|pod| pod.uid.clone()).collect()
-    };
-    let users = requests.map(|request| (request, of(request)));
-    let changed = users.filter(|(request, pods)| {
-        !pods.is_empty()
-            && !request.pods.iter().map(|pod| &pod.uid).collect::<BTreeSet<_>>().iter().copied().eq(pods)
-    });
-    changed.map(|(request, pods)| (request.claim.clone(), pods)).collect()
-}
-
 fn checked(claims: Vec<Claim>) -> Result<Vec<Claim>, Status> {
     if claims.len() > CLAIMS_MAX {
         return Err(Status::invalid_argument(format!("more than {CLAIMS_MAX} claims in one call")));
@@ -234,7 +215,8 @@ impl Driver {
     async fn prepare(self: &Arc<Self>, claim: &Claim, arrived: Instant) -> Result<Vec<Device>, PrepareError> {
         let calls = self.calls_of(&claim.uid);
         let unprepares = *calls.unprepares.lock();
-        let why = match self.read(&claim.namespace, &claim.name).await {
+        let deadline = arrived + self.settings.wait_max;
+        let why = match self.read(&claim.namespace, &claim.name, deadline).await {
             Ok(read) => {
                 let read = read.filter(|read| read.claim.uid == claim.uid);
                 let read =
@@ -242,7 +224,7 @@ impl Driver {
                 if !self.settings.edits.borrow().strategies.iter().any(|strategy| strategy.is_cdi()) {
                     return Err(PrepareError::NoCdi);
                 }
-                return self.grant(read, calls, unprepares, arrived + self.settings.wait_max).await;
+                return self.grant(read, calls, unprepares, deadline).await;
             }
             Err(why) => why,
         };
@@ -253,13 +235,18 @@ impl Driver {
         self.answer_of_record(claim, why).await
     }
 
-    async fn read(&self, namespace: &str, name: &str) -> Result<Option<ClaimOfServer>, String> {
-        let late = |_| Err(format!("no answer within {} s", READ_MAX.as_secs()));
-        let read = async {
-            let _place = self.reads.acquire().await;
-            self.claims.read(namespace, name).await
+    /// Reads a claim; waits until `begin_before` for a place among [`READS_MAX`].
+    async fn read(
+        &self,
+        namespace: &str,
+        name: &str,
+        begin_before: Instant,
+    ) -> Result<Option<ClaimOfServer>, String> {
+        let Ok(_place) = timeout_at(begin_before, self.reads.acquire()).await else {
+            return Err(format!("{READS_MAX} other claims were being read all the time"));
         };
-        timeout(READ_MAX, read).await.unwrap_or_else(late)
+        let late = |_| Err(format!("no answer within {} s", READ_MAX.as_secs()));
+        timeout(READ_MAX, self.claims.read(namespace, name)).await.unwrap_or_else(late)
     }
 
     /// Grants a claim its devices; waits for holders of them until `deadline`.
@@ -462,7 +449,7 @@ impl Driver {
             claims.retain(|claim| !is_in_use(&ledger, &claim.uid, now));
             gone_since.retain(|uid, _| claims.iter().any(|claim| claim.uid == *uid));
             for claim in claims {
-                let read = self.read(&claim.namespace, &claim.name).await;
+                let read = self.read(&claim.namespace, &claim.name, Instant::now() + READ_MAX).await;
                 let is_gone = read.is_ok_and(|read| read.is_none_or(|read| read.claim.uid != claim.uid));
                 if !is_gone {
                     gone_since.remove(&claim.uid);
@@ -476,47 +463,66 @@ impl Driver {
         }
     }
 
-    /// Records the pods that begin to use a claim that is prepared, since the kubelet has a claim prepared for the first of its
-    /// pods only; never returns.
+    /// Records the pods that begin to use a prepared claim, since the kubelet calls the driver only for the first pod of a claim;
+    /// never returns.
     pub(super) async fn record_pods(self: Arc<Self>) {
         let mut snapshots = self.kernel.watch();
-        let mut asked = BTreeMap::new();
+        // For each claim the pods when it was read, when it is read again if they stay outdated, and how long after that.
+        let mut reads: BTreeMap<KernelClaim, (BTreeSet<String>, Instant, Duration)> = BTreeMap::new();
+        let mut known: Option<Snapshot> = None;
         loop {
             let ledger = snapshots.borrow_and_update().clone();
-            let users = claims_with_other_pods(&ledger);
-            asked.retain(|claim, _| users.contains_key(claim));
-            for (claim, pods) in users {
-                // The API server may have another claim of this name, or more pods than are recorded: it is asked once.
-                if asked.get(&claim) != Some(&pods) && self.record_pods_of(&claim).await {
-                    asked.insert(claim, pods);
+            let is_same = known.as_ref().is_some_and(|known| {
+                Arc::ptr_eq(&known.live, &ledger.live)
+                    && known.pods.as_ref().map(Arc::as_ptr) == ledger.pods.as_ref().map(Arc::as_ptr)
+            });
+            let now = Instant::now();
+            if !is_same || reads.values().any(|(_, again, _)| *again <= now) {
+                let outdated = claims_with_outdated_pods(&ledger);
+                reads.retain(|claim, _| outdated.contains_key(claim));
+                for (claim, pods) in outdated {
+                    let (again, wait) = match reads.get(&claim) {
+                        Some((before, again, wait)) if *before == pods => (*again, *wait),
+                        _ => (now, RETRY_AFTER_FAILURE),
+                    };
+                    if again <= now {
+                        self.record_pods_of(&claim).await;
+                        reads.insert(claim, (pods, Instant::now() + wait, (2 * wait).min(PODS_RETRY_MAX)));
+                    }
                 }
+                known = Some(ledger);
             }
-            if snapshots.changed().await.is_err() {
+            let again = reads.values().map(|(_, again, _)| *again).min();
+            let changed = match again {
+                None => snapshots.changed().await,
+                Some(again) => timeout_at(again, snapshots.changed()).await.unwrap_or(Ok(())),
+            };
+            if changed.is_err() {
                 return;
             }
         }
     }
 
-    /// Returns whether it is done: without an answer of the API server, or on a full disk, it is tried again.
-    async fn record_pods_of(&self, claim: &KernelClaim) -> bool {
-        let Ok(read) = self.read(&claim.namespace, &claim.name).await else { return false };
-        let Some(read) = read.filter(|read| read.claim == *claim) else { return true };
-        let calls = self.calls_of(&claim.uid);
-        let _turn = calls.turn.lock().await;
-        if self.unreleased.lock().contains(&claim.uid) {
-            return true;
+    /// Records the pods that the API server shows of a claim.
+    async fn record_pods_of(&self, claim: &KernelClaim) {
+        let (namespace, name) = (&claim.namespace, &claim.name);
+        let recorded = match self.read(namespace, name, Instant::now() + READ_MAX).await {
+            Err(why) => Err(why),
+            Ok(read) => {
+                // There may be another claim of this name.
+                let Some(read) = read.filter(|read| read.claim == *claim) else { return };
+                let command = Command::RecordClaimPods { claim: claim.uid.clone(), pods: read.pods };
+                self.kernel.execute(command).await.map_err(|error| error.to_string())
+            }
+        };
+        if let Err(why) = recorded {
+            tracing::debug!(
+                namespace,
+                claim = name,
+                why,
+                "the pods of a claim could not be recorded; this is tried again"
+            );
         }
-        let Ok((devices, _chosen)) = self.choose(&read) else { return true };
-        let wanted = to_prepare(&read, &devices);
-        // Nothing is granted here: only the kubelet has claims prepared.
-        if is_prepared(&allocations_of(&self.kernel.snapshot(), &claim.uid), &wanted)
-            && let Err(error) = self.kernel.prepare(wanted).await
-        {
-            let (namespace, name) = (&claim.namespace, &claim.name);
-            tracing::debug!(namespace, claim = name, %error, "the pods of a claim could not be recorded; this is tried again");
-            return false;
-        }
-        true
     }
 
     async fn release_unused(&self, claim: &KernelClaim) {
@@ -539,7 +545,7 @@ impl Driver {
     /// Tries releases again that could not be recorded; never returns.
     pub(super) async fn retry_releases(self: Arc<Self>) {
         loop {
-            sleep(RELEASE_RETRY).await;
+            sleep(RETRY_AFTER_FAILURE).await;
             let uids: Vec<String> = self.unreleased.lock().iter().cloned().collect();
             for uid in uids {
                 let calls = self.calls_of(&uid);

@@ -38,7 +38,11 @@ pub(super) fn parse_pod(bytes: &[u8]) -> Option<Pod> {
         deletion_wall_ms,
         created_wall_ms: meta.creation_timestamp.map_or(0, wall_ms),
         has_claims: !spec.resource_claims.is_empty() || status.extended_resource_claim_status.is_some(),
-        claims: spec.resource_claims.iter().filter_map(|claim| claim.resource_claim_name.clone()).collect(),
+        named_claims: spec
+            .resource_claims
+            .iter()
+            .filter_map(|claim| claim.resource_claim_name.clone())
+            .collect(),
         bypass: PodBypass::most_explicit(containers().filter_map(bypass)),
         containers: containers().map(container_requests).collect(),
     })
@@ -177,7 +181,7 @@ mod tests {
             |name: Option<&str>| core::PodResourceClaim { resource_claim_name: name.map(str::to_owned) };
         pod.spec.as_mut().unwrap().resource_claims = vec![claim(None), claim(Some("common"))];
         let pod = read(&pod);
-        assert!(pod.has_claims && pod.claims == ["common"]);
+        assert!(pod.has_claims && pod.named_claims == ["common"]);
     }
 
     #[test]

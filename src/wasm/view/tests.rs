@@ -29,7 +29,7 @@ fn candidates_have_their_labels() {
         containers: vec![PodContainer { name: "main".into(), requests: vec![(resource.clone(), 2)] }],
         bypass: None,
         has_claims: false,
-        claims: Vec::new(),
+        named_claims: Vec::new(),
     };
     let view = PodsView {
         source: PodsSource::ApiServer,

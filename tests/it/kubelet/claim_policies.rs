@@ -17,7 +17,7 @@ fn names(node: &ClaimNode) -> Vec<String> {
     published(node).into_iter().map(|device| device.name).collect()
 }
 
-/// The GPUs in the order in which claims would get these devices, one of each GPU.
+/// One device of each GPU, in the order in which the scheduler would give them to claims.
 async fn order(node: &ClaimNode, resource_name: &str, share: Option<u32>) -> Vec<DeviceId> {
     let devices = (0..4).map(|index| DeviceId { part: gpu(index), share }).collect();
     node.node.kernel.order(&resource(resource_name), devices).await
@@ -58,7 +58,7 @@ async fn under_timeslice_claims_share_a_gpu_and_have_the_memory_of_their_shares(
         node.prepare(&node.shares(name, &[(0, 1)])).await.unwrap();
     }
     assert_eq!(memory_limits(&node), [Some(MEMORY_MIB / 4); 2]);
-    // Its hook `admit`.
+    // The hook `admit` of the policy denies the claim.
     let error = refusal(&node, &node.shares("greedy", &[(0, 2)])).await;
     assert!(error.contains("timeslice"), "{error}");
 }
@@ -67,7 +67,10 @@ async fn under_timeslice_claims_share_a_gpu_and_have_the_memory_of_their_shares(
 async fn under_mixed_a_gpu_is_granted_whole_or_in_shares() {
     let node = ClaimNode::shipped(&[("mixed", r#"{"replicas": 4}"#)]).await;
     assert_eq!(names(&node)[..2], ["gpu-0", "gpu-0-shared"]);
-    assert!(published(&node).iter().all(|device| device.counter.is_some()), "the scheduler allocates one");
+    assert!(
+        published(&node).iter().all(|device| device.counter.is_some()),
+        "the counter lets the scheduler allocate a GPU either whole or in shares"
+    );
     node.prepare(&node.claim("whole", &[0])).await.unwrap();
     node.prepare(&node.shares("part", &[(1, 1)])).await.unwrap();
     for claim in [node.shares("part-of-held", &[(0, 1)]), node.claim("whole-of-shared", &[1])] {
@@ -81,7 +84,11 @@ async fn under_memory_a_claim_gets_slices_by_mib() {
     let node = ClaimNode::shipped(&[("memory", "{}")]).await;
     let devices = published(&node);
     let device = &devices[0];
-    assert_eq!(device.resource.as_str(), "nvidia.com/gpu.mem-4g", "of two sizes the first one by name");
+    assert_eq!(
+        device.resource.as_str(),
+        "nvidia.com/gpu.mem-4g",
+        "of two sizes of slices only the first one by name is published"
+    );
     assert!(matches!(&device.capacity, Capacity::Shared(shares) if shares.memory_mib == 4096), "{device:?}");
     let claim = memory(&node, "three", "gpu-0-shared", 3 * 4096);
     node.prepare(&claim).await.unwrap();
@@ -98,9 +105,9 @@ async fn binpack_and_spread_order_the_devices_of_claims() {
     assert_eq!(order(&node, SHARED, Some(3)).await[0], held);
     let node = ClaimNode::shipped(&[("spread", r#"{"distinct": "required"}"#), SHARES]).await;
     node.prepare(&node.shares("held", &[(2, 1)])).await.unwrap();
-    // The order is that of choices of one, two and four.
+    // The order is built from choices of one, two and four devices.
     assert!(!order(&node, SHARED, Some(3)).await[..2].contains(&held));
-    // Its hook `admit`.
+    // The hook `admit` of the policy denies the claim.
     let error = refusal(&node, &node.shares("two-of-one", &[(0, 2)])).await;
     assert!(error.contains("spread"), "{error}");
 }

@@ -217,6 +217,19 @@ async fn on_a_full_disk_a_claim_is_unprepared_and_its_device_stays_held_until_th
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_claim_whose_files_cannot_be_written_is_prepared_once_they_can() {
+    let node = ClaimNode::new().await;
+    let (claim, grants) = (node.claim("a", &[0]), node.settings.grants_folder());
+    let _ = fs::remove_dir_all(&grants);
+    fs::write(&grants, "").unwrap();
+    let error = node.prepare(&claim).await.unwrap_err();
+    assert!(error.contains("files of the claim") && error.contains(&*grants.to_string_lossy()), "{error}");
+    fs::remove_file(&grants).unwrap();
+    node.prepare(&claim).await.unwrap();
+    assert_eq!(node.live().len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn the_specifications_of_prepared_claims_are_always_there() {
     let mut node = ClaimNode::new().await;
     let claim = node.claim("a", &[0]);
@@ -296,8 +309,8 @@ async fn a_daemon_whose_store_was_lost_adopts_prepared_claims_and_their_gpus() {
     let claim = first.shares("half", &[(0, 2)]);
     let ids = first.prepare(&claim).await.unwrap();
     let grants = first.settings.grants_folder();
-    // Records of another allocation: one that is damaged, one that is not of its folder, which would be removed with the
-    // claim, and one whose UID is a path. Then a file of someone else.
+    // Records that are not adopted: a damaged one, one in a folder that is not its claim's, and one whose UID is not valid. The
+    // file `stray` is not Berth's.
     let record = fs::read_to_string(grants.join(&claim.uid).join("claim.json")).unwrap();
     let (id, more) = (first.live()[0].id, AllocationId { number: 99, ..first.live()[0].id });
     let record = record.replace(&id.to_string(), &more.to_string()).replace(gpu(0).as_str(), gpu(1).as_str());
@@ -355,7 +368,7 @@ async fn lose(node: &ClaimNode, index: u32) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn both_streams_of_health_show_every_device_and_each_change() {
+async fn both_streams_of_health_show_every_device_and_each_change_until_the_driver_stops() {
     let node = ClaimNode::new().await;
     let channel = dial(&node.settings.socket(), "http://localhost").await;
     let mut client = v1::dra_resource_health_client::DraResourceHealthClient::new(channel.clone());
@@ -385,6 +398,10 @@ async fn both_streams_of_health_show_every_device_and_each_change() {
     let request = v1alpha1::NodeWatchResourcesRequest {};
     let mut stream = client.node_watch_resources(request).await.unwrap().into_inner();
     assert_eq!(stream.message().await.unwrap().unwrap().devices.len(), 4);
+    // An open stream would keep the ledger's thread from ending.
+    node.driver.unwrap().stop().await;
+    let ended = async { while let Ok(Some(_)) = stream.message().await {} };
+    timeout(SOON, ended).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
@@ -531,7 +548,7 @@ async fn a_claim_keeps_shares_whose_size_changes_or_that_are_offered_no_more() {
     node.prepare(&node.claim("whole", &[0])).await.unwrap();
 }
 
-/// The kubelet has a claim prepared for the first of its pods only.
+/// The kubelet calls the driver only for the first pod of a claim.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_pod_that_begins_to_use_a_prepared_claim_is_recorded() {
     let node = ClaimNode::new().await;
@@ -543,7 +560,7 @@ async fn a_pod_that_begins_to_use_a_prepared_claim_is_recorded() {
             PodsView { current: true, listed_mono_ms: 1, ..PodsView::empty(PodsSource::ApiServer) };
         for uid in uids {
             let mut shown = (*api_server_shows(uid, false).pods[*uid]).clone();
-            (shown.namespace, shown.claims) = ("ns".into(), vec!["common".into()]);
+            (shown.namespace, shown.named_claims) = ("ns".into(), vec!["common".into()]);
             view.pods.insert((*uid).into(), Arc::new(shown));
         }
         node.node.kernel.execute(Command::Pods(view)).map(Result::unwrap)
@@ -556,12 +573,18 @@ async fn a_pod_that_begins_to_use_a_prepared_claim_is_recorded() {
         let pods = uids.iter().map(|uid| ClaimPod { uid: (*uid).into(), name: (*uid).into() });
         node.server.claims.lock().unwrap().get_mut("common").unwrap().pods = pods.collect();
     };
-    reserve(&["pod-of-common", "second"]);
+    // The claim is reserved for the second pod when the node has it already.
     show(&["pod-of-common", "second"]).await;
+    until_async("the claim is read", || node.server.reads.load(Ordering::SeqCst) > 1).await;
+    reserve(&["pod-of-common", "second"]);
     node.node.wait("both pods are recorded", |ledger| recorded(ledger) == ["pod-of-common", "second"]).await;
-    // The first one has ended.
+    // The first one has ended while the disk was full.
+    node.node.store_fails.store(true, Ordering::SeqCst);
     reserve(&["second"]);
+    let reads = node.server.reads.load(Ordering::SeqCst);
     show(&["second"]).await;
+    until_async("the claim is read", || node.server.reads.load(Ordering::SeqCst) > reads).await;
+    node.node.store_fails.store(false, Ordering::SeqCst);
     node.node.wait("the second pod is recorded", |ledger| recorded(ledger) == ["second"]).await;
     // A claim of the same name with another UID is not this one.
     node.server.claims.lock().unwrap().get_mut("common").unwrap().claim.uid = "another".into();
@@ -571,8 +594,9 @@ async fn a_pod_that_begins_to_use_a_prepared_claim_is_recorded() {
     show(&["second", "third", "fourth"]).await;
     until_async("the claim is read again", || node.server.reads.load(Ordering::SeqCst) > reads + 1).await;
     assert_eq!(recorded(&node.node.kernel.snapshot()), ["second"]);
-    // It has been unprepared meanwhile: the pods of the claim have nothing granted again.
+    // It is unprepared: a pod that is recorded afterwards gets nothing granted.
     node.unprepare(&claim).await;
-    show(&["second"]).await;
+    let pods = vec![ClaimPod { uid: "second".into(), name: "second".into() }];
+    node.node.kernel.execute(Command::RecordClaimPods { claim: claim.uid, pods }).await.unwrap();
     assert!(node.live().is_empty());
 }

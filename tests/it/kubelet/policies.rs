@@ -218,7 +218,7 @@ async fn denials_of_the_pods_of_one_namespace_withdraw_nothing() {
         }],
         bypass: None,
         has_claims: false,
-        claims: Vec::new(),
+        named_claims: Vec::new(),
     };
     let view = PodsView {
         source: PodsSource::ApiServer,

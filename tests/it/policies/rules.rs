@@ -135,7 +135,7 @@ fn pod(n: usize, namespace: &str) -> Arc<Pod> {
         containers: vec![PodContainer { name: "main".into(), requests: vec![(resource(SHARED), 2)] }],
         bypass: None,
         has_claims: false,
-        claims: Vec::new(),
+        named_claims: Vec::new(),
     })
 }
 

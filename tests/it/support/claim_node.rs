@@ -116,7 +116,7 @@ impl ClaimNode {
         self.allocated(name, gpus.iter().enumerate().map(result).collect())
     }
 
-    /// A claim that the scheduler has allocated so much memory of GPUs that claims share: shares, by 20,389 MiB.
+    /// A claim with a request for each `(gpu, shares)`, to which the scheduler has allocated the memory of so many shares.
     pub(crate) fn shares(&self, name: &str, gpus: &[(u32, u64)]) -> dra::Claim {
         let result = |(index, (gpu, shares)): (usize, &(u32, u64))| DeviceResult {
             share_id: Some(format!("share-{name}-{index}")),
@@ -230,7 +230,7 @@ pub(crate) async fn until_async(what: &str, mut holds: impl FnMut() -> bool) {
     assert!(waited.await.is_ok(), "waited {SOON:?}: {what}");
 }
 
-/// `authority`: in front of which the client sets its calls.
+/// `authority`: what the client sends as `:authority`.
 pub(crate) async fn dial(socket: &Path, authority: &str) -> Channel {
     let socket = socket.to_owned();
     let connect = tower::service_fn(move |_| {

@@ -34,7 +34,7 @@ pub(crate) fn policies() -> &'static WasmPolicies {
     shared_policies()
 }
 
-/// The same, for threads that keep it.
+/// The policy runtime of `policies`, as an `Arc` for threads that hold it.
 pub(crate) fn shared_policies() -> &'static Arc<WasmPolicies> {
     static ROOM: OnceLock<(Arc<WasmPolicies>, tempfile::TempDir)> = OnceLock::new();
     let (policies, _) = ROOM.get_or_init(|| {

@@ -348,7 +348,7 @@ pub(crate) fn api_server_shows(uid: &str, is_deleting: bool) -> PodsView {
         containers: Vec::new(),
         bypass: None,
         has_claims: false,
-        claims: Vec::new(),
+        named_claims: Vec::new(),
     };
     let mut view = PodsView::empty(PodsSource::ApiServer);
     view.current = true;

@@ -1,15 +1,19 @@
 use super::*;
+use crate::drain::eviction::EvictionOutcome;
+use crate::drain::eviction_plan::{self, EvictionStatus};
 use crate::drain::marks::Author;
+use crate::evidence::attribution::{Attribution, attribute_process};
 use crate::evidence::kubelet_view::{KubeletAge, PodList, ReconcileView};
 use crate::evidence::pods::tests::pod_without_containers;
 use crate::evidence::pods::{Pod, PodsSource, PodsView, Stage};
 use crate::evidence::running::running_sources;
+use crate::grants::gpu_holders::pod_uses;
 use crate::hardware::device_access::DeviceAccess;
 use crate::ids::names::{AllocationId, GpuId};
 use crate::node::command::{Attempt, Command};
 use crate::node::record::records;
 use crate::node::restore::restore;
-use crate::node::test_node::{Node, gpu_id, part};
+use crate::node::test_node::{Node, gpu_id, of_pod, part, process};
 use crate::sharing::offer::{Consumes, OfferLine, PartOffer};
 use crate::sharing::via::Via;
 
@@ -198,44 +202,112 @@ fn a_stored_claim_is_restored_with_its_devices_held() {
     assert_eq!(restored.holders_of(&whole(), &DeviceId::whole(&part("GPU-0"))), ids);
 }
 
-/// Earlier releases recorded the request alone.
+/// Earlier releases of Berth recorded the request's name without that of the subrequest.
 #[test]
 fn a_record_without_the_subrequest_is_of_the_same_request() {
     let mut node = node();
     let named = |name: &str| claim("a", &[request(name, whole(), &["GPU-0"])]);
     let ids = prepared(&mut node, &named("gpu")).unwrap();
     assert_eq!(prepared(&mut node, &named("gpu/big")).unwrap(), ids);
+    // The scheduler allocated the claim again, for another subrequest.
+    unprepared(&mut node, "a");
+    let ids = prepared(&mut node, &named("gpu/big")).unwrap();
+    assert_ne!(prepared(&mut node, &named("gpu/small")).unwrap(), ids);
 }
 
-/// Two pods share a claim: a drain evicts both, and `end` without force is refused while one of them runs.
-#[test]
-fn all_pods_of_a_claim_hold_its_devices() {
-    let mut node = node();
-    let mut wanted = claim("a", &[request("gpu", whole(), &["GPU-0"])]);
-    wanted.pods = ["one", "two"].map(|name| ClaimPod { uid: name.into(), name: name.into() }).into();
-    let [id] = prepared(&mut node, &wanted).unwrap()[..] else { panic!("one request") };
+/// A claim for GPU-0 that is reserved for these pods.
+fn reserved(pods: &[&str]) -> ClaimToPrepare {
+    let pods = pods.iter().map(|name| ClaimPod { uid: (*name).into(), name: (*name).into() });
+    ClaimToPrepare { pods: pods.collect(), ..claim("a", &[request("gpu", whole(), &["GPU-0"])]) }
+}
+
+/// The API server shows these pods, whose specs name the claim `claim-a`.
+fn show(node: &mut Node, pods: &[&str]) {
     let pod = |uid: &&str| {
         let pod = Pod {
             name: (*uid).into(),
             namespace: "ns".into(),
+            named_claims: vec!["claim-a".into()],
             ..pod_without_containers(uid, Stage::Admitted)
         };
         ((*uid).to_owned(), Arc::new(pod))
     };
-    let show = |node: &mut Node, pods: &[&str]| {
-        let pods = pods.iter().map(pod).collect();
-        let view =
-            PodsView { current: true, listed_mono_ms: 1, pods, ..PodsView::empty(PodsSource::ApiServer) };
-        node.decide(&Command::Pods(view)).unwrap();
+    let pods = pods.iter().map(pod).collect();
+    let view = PodsView { current: true, listed_mono_ms: 1, pods, ..PodsView::empty(PodsSource::ApiServer) };
+    node.decide(&Command::Pods(view)).unwrap();
+}
+
+#[test]
+fn the_pods_of_a_claim_are_outdated_until_those_that_run_are_recorded() {
+    let mut node = node();
+    prepared(&mut node, &reserved(&["one"])).unwrap();
+    let outdated = |node: &Node| -> Vec<BTreeSet<String>> {
+        claims_with_outdated_pods(&node.ledger).into_values().collect()
     };
+    assert!(outdated(&node).is_empty(), "no source shows pods");
+    for (running, recorded, are_outdated) in [
+        (vec!["one"], vec!["one"], false),
+        (vec!["one", "two"], vec!["one"], true),
+        (vec!["one", "two"], vec!["one", "two"], false),
+        (vec!["two"], vec!["one", "two"], true),
+        (vec![], vec!["one", "two"], false),
+        (
+            vec!["1", "2", "3", "4", "5", "6", "7", "8", "9"],
+            vec!["1", "2", "3", "4", "5", "6", "7", "8"],
+            false,
+        ),
+        (vec!["2", "3", "4", "5", "6", "7", "8", "9"], vec!["1", "2", "3", "4", "5", "6", "7", "8"], true),
+    ] {
+        show(&mut node, &running);
+        let pods = reserved(&recorded).pods;
+        node.decide(&Command::RecordClaimPods { claim: "a".into(), pods }).unwrap();
+        let running: BTreeSet<String> = running.into_iter().map(str::to_owned).collect();
+        let expected = if are_outdated { vec![running] } else { Vec::new() };
+        assert_eq!(outdated(&node), expected, "{recorded:?}");
+    }
+}
+
+/// Of the pods that share a claim only the first ones are recorded.
+#[test]
+fn a_process_of_a_pod_that_is_not_recorded_may_use_the_claim() {
+    let mut node = node();
+    let names = ["1", "2", "3", "4", "5", "6", "7", "8", "9"];
+    for (pods, expected) in [(8, true), (7, false)] {
+        node.decide(&Command::Unprepare { claim: "a".into() }).unwrap();
+        let [id] = prepared(&mut node, &reserved(&names[..pods])).unwrap()[..] else { panic!("one request") };
+        let attribution =
+            attribute_process(&node.ledger, &gpu_id("GPU-0"), &process(1, "GPU-0", of_pod("9", "main")));
+        assert_eq!(attribution == Attribution::Possibly(vec![id]), expected, "{attribution:?}");
+    }
+}
+
+/// Two pods share a claim: a drain evicts and shows both, each has its own processes, and `end` without force is refused while
+/// one of them runs.
+#[test]
+fn all_pods_of_a_claim_hold_its_devices() {
+    let mut node = node();
+    let [id] = prepared(&mut node, &reserved(&["one", "two"])).unwrap()[..] else { panic!("one request") };
     show(&mut node, &["one", "two"]);
+    node.look(&[("GPU-0", process(1, "GPU-0", of_pod("two", "main")))]);
+    let uses = pod_uses(&node.ledger);
+    assert!(uses[&gpu_id("GPU-0")].keys().map(|name| name.pod.as_str()).eq(["two"]), "{uses:?}");
     let author = Author::api("me".into(), String::new());
     let order = crate::drain::marks::Order { evict: true, ..Default::default() };
     node.decide(&Command::Drain { gpu: gpu_id("GPU-0"), author, order }).unwrap();
-    let due = crate::drain::eviction_plan::due_requests(&node.ledger, node.now);
+    let due = eviction_plan::due_requests(&node.ledger, node.now);
     let names: Vec<&str> = due.iter().map(|request| request.pod.name.as_str()).collect();
     assert_eq!(names, ["one", "two"]);
+    let budget = EvictionOutcome::Budget("one must run".into());
+    node.decide(&Command::RecordEviction { ask: due[1].clone(), outcome: budget }).unwrap();
+    let status = |node: &Node| -> Vec<(String, EvictionStatus)> {
+        let holders = eviction_plan::holders(&node.ledger, &gpu_id("GPU-0")).into_iter();
+        holders.map(|holder| (holder.pod.unwrap(), holder.status)).collect()
+    };
+    let two = ("two".to_owned(), EvictionStatus::Budget { message: "one must run".into() });
+    assert_eq!(status(&node), [("one".to_owned(), EvictionStatus::NotRequested), two.clone()]);
     show(&mut node, &["two"]);
+    assert_eq!(status(&node)[1], two);
+    assert_ne!(status(&node)[0].1, EvictionStatus::NotRequested, "the first pod is shown no more");
     assert!(node.decide(&Command::End { id, force: false }).is_err(), "the second pod runs");
 }
 

@@ -1,7 +1,7 @@
 //! The claims of a history, and what the kubelet has had prepared of them.
 
 use super::world::World;
-use crate::grants::claim::{Claim, ClaimPod};
+use crate::grants::claim::{CLAIM_PODS_MAX, Claim, ClaimPod};
 use crate::grants::prepare::{ClaimToPrepare, RequestToPrepare, allocations_of};
 use crate::ids::names::{DeviceId, Resource};
 use crate::node::change::{Change, Entry};
@@ -44,6 +44,17 @@ impl World {
         match self.apply(&Command::Prepare { claim, evaluated: None }) {
             Ok(_) => drop(self.claims.insert(uid, wanted)),
             Err(_) => assert_eq!(before, self.ledger, "a refused claim changes nothing"),
+        }
+    }
+
+    pub(super) fn reserve(&mut self, which: usize, pods: usize) {
+        let claim = format!("claim-{}", which % CLAIMS);
+        let pod = |n| ClaimPod { uid: format!("pod-of-{claim}-{n}"), name: "main".into() };
+        let pods: Vec<_> = (0..pods).map(pod).collect();
+        self.apply(&Command::RecordClaimPods { claim: claim.clone(), pods: pods.clone() }).unwrap();
+        for allocation in allocations_of(&self.ledger, &claim) {
+            let recorded = &allocation.origin.claim().unwrap().pods;
+            assert_eq!(recorded[..], pods[..pods.len().min(CLAIM_PODS_MAX)], "{claim}");
         }
     }
 

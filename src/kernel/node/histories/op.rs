@@ -136,6 +136,11 @@ pub(super) enum Op {
         device: usize,
         count: usize,
     },
+    /// The API server shows that a claim, prepared or not, is reserved for this many pods.
+    ReserveClaim {
+        which: usize,
+        pods: usize,
+    },
     /// The kubelet unprepares a claim.
     Unprepare {
         which: usize,

@@ -370,6 +370,7 @@ impl World {
             Op::Prepare { which, resource: r, device, count } => {
                 self.prepare(*which, &resource(*r), *device, *count);
             }
+            Op::ReserveClaim { which, pods } => self.reserve(*which, *pods),
             Op::Unprepare { which } => self.unprepare(*which),
             Op::Stop { .. } => {}
         }

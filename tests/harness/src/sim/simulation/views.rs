@@ -165,7 +165,7 @@ fn shown(pod: u32, name: String, stage: Stage) -> Pod {
         containers: Vec::new(),
         bypass: None,
         has_claims: false,
-        claims: Vec::new(),
+        named_claims: Vec::new(),
     }
 }
 

@@ -59,7 +59,8 @@ class Setup:
     `slices`: GPU n is offered in slices of `slices[n]` MiB, as a resource of its own, and the driver limits memory.
     `labels`: it labels the node with its GPUs, for which it must ask. `configs`: a label of the node chooses its stack
     among the files of `Berth.mount_configs`. `dra`: its DRA driver is enabled, and a GPU is moved in seconds.
-    `claims`: the same, and all GPUs are granted through DRA from the start. `then`: policies after those of the other fields.
+    `claims`: the same, and all GPUs are granted through DRA from the start.
+    `more_policies`: policies that are appended to the stack.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class Setup:
         slices: tuple[int, ...] = (),
         dra: bool = False,
         claims: bool = False,
-        then: tuple[str, ...] = (),
+        more_policies: tuple[str, ...] = (),
     ) -> None:
         self.gpus = gpus
         self.shares = shares
@@ -102,7 +103,7 @@ class Setup:
         self.slices = slices
         self.dra = dra or claims
         self.claims = claims
-        self.then = then
+        self.more_policies = more_policies
 
     @property
     def resource(self) -> str:
@@ -148,7 +149,7 @@ class Berth:
         #: The program that runs as the guard.
         self.guard_binary = binary
         shutil.rmtree(_STATE, ignore_errors=True)
-        # From these records a Berth without a store adopts claims, here those of the setup before.
+        # A Berth without a store would adopt the claims of the setup before from these records.
         for grants in (KUBELET / "plugins").glob("*/grants"):
             shutil.rmtree(grants, ignore_errors=True)
         LIBRARY_ON_HOST.mkdir(exist_ok=True)
@@ -376,7 +377,7 @@ def _as(user: int) -> list[str]:
 
 
 def _stack(setup: Setup) -> list[dict]:
-    return _offers(setup) + [{"policy": name} for name in setup.then]
+    return _offers(setup) + [{"policy": name} for name in setup.more_policies]
 
 
 def _offers(setup: Setup) -> list[dict]:

@@ -45,7 +45,7 @@ def registered(bench: Bench) -> str:
     """The kubelet finds the driver by its socket, whose name has an `@`, and the pool is empty but complete."""
     begin = time.monotonic()
     until_registered(bench)
-    published(bench, set())
+    until_published(bench, set())
     create_classes(bench)
     return f"registered_within_s={time.monotonic() - begin:.1f}"
 
@@ -59,7 +59,7 @@ def moves(bench: Bench) -> str:
     took = time.monotonic() - begin
     if bench.node.cluster.allocatable(WHOLE) != GPUS - 1:
         raise TestError(f"{WHOLE} of the node is {bench.node.cluster.allocatable(WHOLE)}")
-    published(bench, {gpu})
+    until_published(bench, {gpu})
     return f"moved_within_s={took:.0f}"
 
 
@@ -84,18 +84,15 @@ def documented(bench: Bench) -> None:
         raise TestError(f"the allocations do not name claim and pod: {listed}")
     bench.node.cluster.kubectl("delete", "pod", pod_name, "--grace-period=1")
     bench.node.cluster.kubectl("delete", "resourceclaim", claim_name)
-    until("the claim is released", CHANGES_SECONDS, lambda: not bench.berth.claims())
+    until_released(bench)
 
 
 def claim_runs(bench: Bench) -> None:
     """A pod with a claim gets the GPU by CDI, and the API names claim and pod; the other pods get none of it."""
     create_claim(bench, "first")
-    pod = pod_of("claims", "first")
-    bench.node.run(pod)
-    bench.node.running(pod)
-    pod.started("main")
+    pod = start_pod(bench, pod_of("claims", "first"))
     environment = pod.environment("main")
-    if environment.get(cdi_variable(bench.shared)) != "injected":
+    if bench.shared not in gpus_seen(bench, pod):
         raise TestError(f"the container has not got {bench.shared}: {sorted(environment)}")
     shown = bench.berth.claims()["first"]
     if (shown["gpus"], shown["claim"]["pods"]) != ([bench.shared], [pod.name]):
@@ -104,10 +101,7 @@ def claim_runs(bench: Bench) -> None:
         raise TestError(f"the container has not got the id of its allocation {shown['id']}: {environment}")
     plugin = [bench.pod(f"plugin-{n}", {"main": 1}) for n in range(GPUS - 1)]
     for one in plugin:
-        bench.node.run(one)
-        bench.node.running(one)
-        one.started("main")
-        if one.environment("main").get(cdi_variable(bench.shared)):
+        if bench.shared in gpus_seen(bench, start_pod(bench, one)):
             raise TestError(f"{one.name} has the GPU of the claim")
     for one in plugin:
         bench.node.delete(one)
@@ -116,12 +110,7 @@ def claim_runs(bench: Bench) -> None:
 
 def second_waits(bench: Bench) -> str:
     """A second claim waits for the GPU, and runs when the first one is released."""
-    create_claim(bench, "second")
-    pod = pod_of("waits", "second")
-    bench.node.run(pod)
-    time.sleep(3)
-    if bench.node.cluster.pod(pod.name)["status"]["phase"] != "Pending":
-        raise TestError("the GPU of the first claim was given to the second one")
+    pod = create_waiting(bench, "second")
     begin = time.monotonic()
     bench.node.delete(bench.claim_pod)
     bench.node.cluster.kubectl("delete", "resourceclaim", "first")
@@ -139,7 +128,7 @@ def kubelet_restarted(bench: Bench) -> str:
     bench.node.kubelet.stop()
     bench.node.kubelet.start()
     begin = time.monotonic()
-    published(bench, {bench.shared})
+    until_published(bench, {bench.shared})
     took = time.monotonic() - begin
     bench.node.running(bench.claim_pod)
     _crash(bench, bench.claim_pod)
@@ -199,7 +188,7 @@ def moves_back(bench: Bench) -> str:
     until("the GPU was moved", CHANGES_SECONDS, lambda: bench.berth.via(bench.shared)["state"] == "devicePlugin")
     took = time.monotonic() - begin
     bench.allocatable({WHOLE: GPUS})
-    published(bench, set())
+    until_published(bench, set())
     pods = [bench.pod(f"back-{n}", {"main": 1}) for n in range(GPUS)]
     bench.start(*pods)
     bench.no_pod_failed()
@@ -213,15 +202,10 @@ def unchanged_pod(bench: Bench) -> None:
     """A pod that requests `nvidia.com/gpu: 1` runs by the device plugin, by DRA after all GPUs were moved, and again by the
     device plugin."""
     for round_, api in enumerate(("device-plugin", "dra", "device-plugin")):
-        for gpu in sorted(bench.berth.gpus()):
-            bench.berth.cli("gpu", "via", gpu, api, "--wait", seconds=3 * CHANGES_SECONDS)
+        move_all(bench, api)
         bench.allocatable({WHOLE: 0 if api == "dra" else GPUS})
-        pod = bench.pod(f"unchanged-{round_}", {"main": 1})
-        bench.node.run(pod)
-        bench.node.running(pod)
-        pod.started("main")
-        environment = pod.environment("main")
-        got = [gpu for gpu in bench.berth.gpus() if environment.get(cdi_variable(gpu)) == "injected"]
+        pod = start_pod(bench, bench.pod(f"unchanged-{round_}", {"main": 1}))
+        got = gpus_seen(bench, pod)
         if len(got) != 1:
             raise TestError(f"by {api} the container has got {got}")
         if bool(bench.berth.claims()) != (api == "dra"):
@@ -234,8 +218,7 @@ def shares_published(bench: Bench) -> None:
     """GPUs that are offered both whole and in shares are two devices each, with a counter that keeps the scheduler from
     allocating both."""
     create_classes(bench)
-    for gpu in sorted(bench.berth.gpus()):
-        bench.berth.cli("gpu", "via", gpu, "dra", "--wait", seconds=3 * CHANGES_SECONDS)
+    move_all(bench)
     devices = until("the shares are published", PUBLISHED_SECONDS, lambda: _of_two_kinds(bench))
     for device in devices:
         if len(device["consumesCounters"]) != 1:
@@ -257,10 +240,9 @@ def shares_run(bench: Bench) -> str:
     for n, pod in enumerate(bench.claim_pods):
         bench.node.running(pod)
         pod.started("main")
-        environment = pod.environment("main")
-        got = [gpu for gpu in bench.berth.gpus() if environment.get(cdi_variable(gpu)) == "injected"]
+        got = gpus_seen(bench, pod)
         shown = bench.berth.claims()[f"share-{n}"]
-        if got != shown["gpus"] or shown["id"] not in environment.values():
+        if got != shown["gpus"] or shown["id"] not in pod.environment("main").values():
             raise TestError(f"the container has got {got}, and the API shows {shown}")
         seen += shown["devices"]
     if len(set(seen)) != 5:
@@ -270,12 +252,7 @@ def shares_run(bench: Bench) -> str:
 
 def whole_waits_for_shares(bench: Bench) -> str:
     """A claim for a whole GPU waits until the shares of one are released, and then no share of that GPU is allocated."""
-    create_claim(bench, "whole")
-    whole = pod_of("whole", "whole")
-    bench.node.run(whole)
-    time.sleep(3)
-    if is_allocated(bench, "whole"):
-        raise TestError("a GPU with claims of shares was allocated to another claim whole")
+    whole = create_waiting(bench, "whole")
     claims = bench.berth.claims()
     by_gpu = {gpu: [n for n in range(5) if claims[f"share-{n}"]["gpus"] == [gpu]] for gpu in bench.berth.gpus()}
     fewest = min(by_gpu.values(), key=len)
@@ -286,8 +263,7 @@ def whole_waits_for_shares(bench: Bench) -> str:
     bench.node.running(whole)
     took = time.monotonic() - begin
     create_claim(bench, "late", SHARED_CLASS)
-    late = pod_of("late", "late")
-    bench.node.run(late)
+    bench.node.run(pod_of("late", "late"))
     time.sleep(3)
     held = bench.berth.claims()
     # The other GPU has four shares.
@@ -296,11 +272,7 @@ def whole_waits_for_shares(bench: Bench) -> str:
         raise TestError(f"of {held} a further claim was {'not ' if has_room else ''}allocated a share")
     if has_room and held["late"]["gpus"] == held["whole"]["gpus"]:
         raise TestError(f"{held['late']} is on the GPU of {held['whole']}")
-    bench.claim_pods = [pod for n, pod in enumerate(bench.claim_pods) if n not in fewest] + [whole, late]
-    for pod in bench.claim_pods:
-        bench.node.delete(pod)
-    bench.node.cluster.kubectl("delete", "resourceclaim", "--all")
-    until("all claims are released", CHANGES_SECONDS, lambda: not bench.berth.claims())
+    delete_all(bench)
     return f"running_after_s={took:.1f}"
 
 
@@ -310,22 +282,12 @@ def memory_of_shares(bench: Bench) -> None:
     shared = next(device for device in devices if device.get("allowMultipleAllocations"))
     share = shared["capacity"]["memory"]["requestPolicy"]["default"]
     mib = int(share.removesuffix("Mi"))
-    bench.claim_pods = []
     for name, memory in (("three-a", 3 * mib), ("three-b", 2 * mib + 1)):
-        create_claim(bench, name, SHARED_CLASS, f"{memory}Mi")
-        pod = pod_of(name, name)
-        bench.node.run(pod)
-        bench.claim_pods.append(pod)
-        bench.node.running(pod)
+        start_with_claim(bench, name, SHARED_CLASS, f"{memory}Mi")
         if len(bench.berth.claims()[name]["devices"]) != 3:
             raise TestError(f"the claim for {memory} MiB of shares of {share} holds {bench.berth.claims()[name]}")
-    create_claim(bench, "two", SHARED_CLASS, f"{2 * mib}Mi")
-    waits = pod_of("two", "two")
-    bench.node.run(waits)
-    bench.claim_pods.append(waits)
-    time.sleep(3)
-    if is_allocated(bench, "two"):
-        raise TestError("two shares were allocated, although each GPU had only one left")
+    # Each GPU has only one share left.
+    create_waiting(bench, "two", SHARED_CLASS, f"{2 * mib}Mi")
     held = [bench.berth.claims()[name]["gpus"] for name in ("three-a", "three-b")]
     if held[0] == held[1]:
         raise TestError(f"six shares of {held[0]} are held")
@@ -334,15 +296,10 @@ def memory_of_shares(bench: Bench) -> None:
 def memory_limited(bench: Bench) -> str:
     """The driver limits the memory of a claim's container before it runs, also while Berth is down, and the container finds
     the attributes of its device as Kubernetes' own library reads them."""
-    _release_all(bench)
+    delete_all(bench)
     bench.berth.fake.limits_memory("dmem")
     start_guard(bench)
-    create_claim(bench, "limited", SHARED_CLASS)
-    pod = pod_of("limited", "limited")
-    bench.node.run(pod)
-    bench.node.running(pod)
-    pod.started("main")
-    bench.claim_pods = [pod]
+    pod = bench.claim_pod = start_with_claim(bench, "limited", SHARED_CLASS)
     shown = bench.berth.claims()["limited"]
     (gpu,) = shown["gpus"]
     file = limit_file(bench, pod, gpu)
@@ -365,11 +322,8 @@ def memory_limited(bench: Bench) -> str:
 
 def shared_claim(bench: Bench) -> None:
     """Each container of a claim that two pods use has the limit, and the API says that together they are not limited."""
-    (pod,) = bench.claim_pods
-    second = pod_of("second", "limited")
-    bench.node.run(second)
-    bench.node.running(second)
-    second.started("main")
+    pod = bench.claim_pod
+    second = start_pod(bench, pod_of("second", "limited"))
     (gpu,) = bench.berth.claims()["limited"]["gpus"]
     if hard_mib(limit_file(bench, second, gpu)) != hard_mib(limit_file(bench, pod, gpu)):
         raise TestError("the container of the second pod has another limit")
@@ -380,7 +334,7 @@ def shared_claim(bench: Bench) -> None:
 
 def memory_required(bench: Bench) -> None:
     """Under `require` shares have a taint while there is no guard, and a claim of a share is prepared once it can be limited."""
-    _release_all(bench)
+    delete_all(bench)
     guard = bench.shared
     guard.stop()
     bench.berth.stop()
@@ -390,15 +344,9 @@ def memory_required(bench: Bench) -> None:
     guard.start()
     connected(bench)
     until("the taints are gone", PUBLISHED_SECONDS, lambda: not taints(bench))
-    create_claim(bench, "required", SHARED_CLASS)
-    pod = pod_of("required", "required")
-    bench.claim_pods.append(pod)
-    bench.node.run(pod)
-    bench.node.running(pod)
-    pod.started("main")
-    enforced(bench, pod, "memoryLimits")
+    enforced(bench, start_with_claim(bench, "required", SHARED_CLASS), "memoryLimits")
     # The next setup's Berth would adopt the claim.
-    _release_all(bench)
+    delete_all(bench)
 
 
 def _is_limit(mib: int, shown: dict) -> bool:
@@ -407,7 +355,7 @@ def _is_limit(mib: int, shown: dict) -> bool:
 
 
 def until_registered(bench: Bench) -> None:
-    """Waits until the kubelet has registered the driver, of which a Berth that has just started shows nothing yet."""
+    """Waits until the kubelet has registered the driver; a Berth that has just started does not show the driver yet."""
 
     def is_registered() -> bool:
         return bench.berth.node().get("dra", {}).get("registered", False)
@@ -421,35 +369,44 @@ def start_registered(bench: Bench) -> None:
     until_registered(bench)
 
 
-def _release_all(bench: Bench) -> None:
-    for pod in bench.claim_pods:
-        bench.node.delete(pod)
-    bench.claim_pods = []
-    bench.node.cluster.kubectl("delete", "resourceclaim", "--all")
-    until("all claims are released", CHANGES_SECONDS, lambda: not bench.berth.claims())
+def until_released(bench: Bench, seconds: float = CHANGES_SECONDS) -> None:
+    until("all claims are released", seconds, lambda: not bench.berth.claims())
+
+
+def delete_all(bench: Bench) -> None:
+    """Deletes all pods and claims."""
+    bench.node.cluster.kubectl("delete", "pods,resourceclaims", "--all", "--wait=false")
+    until_released(bench)
+    until("all pods are gone", CHANGES_SECONDS, lambda: not bench.node.cluster.pods())
+
+
+def move_all(bench: Bench, api: str = "dra") -> None:
+    """From now on all GPUs are granted through that API of the kubelet."""
+    for gpu in sorted(bench.berth.gpus()):
+        bench.berth.cli("gpu", "via", gpu, api, "--wait", seconds=3 * CHANGES_SECONDS)
 
 
 def _read_metadata(pod: Pod, claim: str, shown: dict) -> None:
     """Reads the file of a claim's request in the pod's container."""
     folder = f"var/run/kubernetes.io/dra-device-attributes/resourceclaims/{claim}/gpu"
     file = process_of(pod) / "root" / folder / f"{DRIVER}-metadata.json"
-    versions = metadata_versions(file)
-    if [one["version"] for one in versions] != ["v1beta1", "v1alpha1"]:
-        raise TestError(f"the file has {versions}")
-    for one in versions:
+    for one in metadata_versions(file):
         uuids_of = {name: [device["attributes"]["uuid"]["string"] for device in of] for name, of in one["requests"].items()}
         if (one["uid"], uuids_of) != (shown["claim"]["uid"], {"gpu": shown["gpus"]}):
             raise TestError(f"the file has {one}, and the API shows {shown}")
 
 
 def metadata_versions(file: Path) -> list[dict]:
-    """The versions in a file of metadata, as Kubernetes' own library reads them."""
+    """Both versions in a file of metadata, as Kubernetes' own library reads them."""
     program = RUN / "device-metadata"
     if not program.exists():
         source = REPO / "tests" / "e2e" / "device-metadata"
         process.run([machine.go(), "build", "-C", source, "-o", program, "."], "build a reader of metadata", seconds=600)
     lines = process.run([program, file], "read the metadata of the claim").splitlines()
-    return [json.loads(line) for line in lines]
+    versions = [json.loads(line) for line in lines]
+    if [one["version"] for one in versions] != ["v1beta1", "v1alpha1"]:
+        raise TestError(f"{file} has {versions}")
+    return versions
 
 
 def is_allocated(bench: Bench, claim: str) -> bool:
@@ -467,17 +424,25 @@ def _of_two_kinds(bench: Bench) -> list[dict]:
     return devices
 
 
-def create_claim(bench: Bench, name: str, device_class: str = DRIVER, memory: str = "", **more) -> None:
-    """`more`: further fields of its one request, such as `count`."""
-    exactly = {"deviceClassName": device_class, **more}
+def device_request(name: str = "gpu", device_class: str = DRIVER, memory: str = "", uuid: str = "", **more) -> dict:
+    """A request of a claim. `uuid`: of the device that it must get. `more`: further fields, such as `count`."""
     if memory:
-        exactly["capacity"] = {"requests": {"memory": memory}}
-    devices = {"requests": [{"name": "gpu", "exactly": exactly}]}
-    create(bench, "ResourceClaim", {"name": name, "namespace": NAMESPACE}, {"devices": devices})
+        more["capacity"] = {"requests": {"memory": memory}}
+    if uuid:
+        more["selectors"] = [{"cel": {"expression": f"device.attributes['{DRIVER}'].uuid == '{uuid}'"}}]
+    return {"name": name, "exactly": {"deviceClassName": device_class, **more}}
+
+
+def create_claim(
+    bench: Bench, name: str, device_class: str = DRIVER, memory: str = "", requests: tuple[str, ...] = ("gpu",), **more
+) -> None:
+    """Creates a claim. `requests`: their names; they are equal otherwise, and have the fields `more`."""
+    spec = {"devices": {"requests": [device_request(one, device_class, memory, **more) for one in requests]}}
+    create(bench, "ResourceClaim", {"name": name, "namespace": NAMESPACE}, spec)
 
 
 def create_classes(bench: Bench) -> None:
-    """Those of the chart, unless an earlier setup has created them."""
+    """Creates the chart's DeviceClasses, unless an earlier setup has created them."""
     shown = {one["metadata"]["name"] for one in bench.node.cluster.get("/apis/resource.k8s.io/v1/deviceclasses")["items"]}
     classes = ((DRIVER, "gpu", {"extendedResourceName": WHOLE}), (SHARED_CLASS, "shared", {}), (MIG_CLASS, "mig", {}))
     for name, kind, extended in classes:
@@ -491,8 +456,44 @@ def create(bench: Bench, kind: str, metadata: dict, spec: dict) -> None:
     bench.node.cluster.create(json.dumps(manifest))
 
 
-def pod_of(name: str, claim: str) -> Pod:
-    return Pod(name, [Container("main", {}, claims=(claim,))], claims=(claim,))
+def pod_of(name: str, claim: str, extra: str = "", grace: int = 2) -> Pod:
+    return Pod(name, [Container("main", {}, extra, claims=(claim,))], claims=(claim,), grace=grace)
+
+
+def start_pod(bench: Bench, pod: Pod) -> Pod:
+    """Creates a pod and waits until its containers run."""
+    bench.node.run(pod)
+    bench.node.running(pod)
+    for container in pod.containers:
+        pod.started(container.name)
+    return pod
+
+
+def start_with_claim(bench: Bench, name: str, device_class: str = DRIVER, memory: str = "", **more) -> Pod:
+    """Creates a claim and a pod of that name that uses it, and waits until the pod runs. `more`: as of `create_claim`."""
+    create_claim(bench, name, device_class, memory, **more)
+    return start_pod(bench, pod_of(name, name))
+
+
+def create_waiting(bench: Bench, name: str, device_class: str = DRIVER, memory: str = "") -> Pod:
+    """Creates a claim and a pod that uses it; the scheduler must allocate nothing to the claim."""
+    create_claim(bench, name, device_class, memory)
+    pod = bench.node.run(pod_of(name, name))
+    time.sleep(3)
+    if is_allocated(bench, name):
+        raise TestError(f"the claim {name} was allocated a device")
+    return pod
+
+
+def injected(pod: Pod, devices: list[str], container: str = "main") -> list[str]:
+    """Those of these GPUs or MIG instances that the container has got by CDI."""
+    environment = pod.environment(container)
+    return [one for one in devices if environment.get(cdi_variable(one)) == "injected"]
+
+
+def gpus_seen(bench: Bench, pod: Pod, container: str = "main") -> list[str]:
+    """The node's GPUs that the container has got by CDI."""
+    return injected(pod, sorted(bench.berth.gpus()), container)
 
 
 def published_devices(bench: Bench) -> list[dict]:
@@ -501,7 +502,7 @@ def published_devices(bench: Bench) -> list[dict]:
 
 
 def complete_pool(bench: Bench) -> list[dict]:
-    """The specs of its slices, by their names, which must all be of one generation."""
+    """The specs of the pool's slices of the newest generation, sorted by name; none of them may be missing."""
     slices = sorted(bench.node.cluster.get(_SLICES)["items"], key=lambda one: one["metadata"]["name"])
     newest = max((one["spec"]["pool"]["generation"] for one in slices), default=0)
     current = [one["spec"] for one in slices if one["spec"]["pool"]["generation"] == newest]
@@ -514,7 +515,7 @@ def taints(bench: Bench) -> list[str]:
     return [taint["key"] for device in published_devices(bench) for taint in device.get("taints", [])]
 
 
-def published(bench: Bench, gpus: set[str]) -> None:
+def until_published(bench: Bench, gpus: set[str]) -> None:
     """Waits until the slices have exactly the devices of these GPUs, as the API server has them."""
 
     def look() -> bool:

@@ -1,7 +1,7 @@
-"""Cases after the tests of others: Kubernetes' of the kubelet and of DRA (1.37.2: test/e2e_node/dra_test.go,
-test/e2e/dra/dra.go), and the examples of kubernetes-sigs/dra-example-driver, with Berth in the place of their drivers.
+"""Tests of Kubernetes for the kubelet and for DRA (1.37.2: test/e2e_node/dra_test.go, test/e2e/dra/dra.go), and the examples of
+kubernetes-sigs/dra-example-driver, rewritten so that Berth is the driver.
 
-What a test there lets its driver do by an order, Berth does for a reason: it is frozen or stopped, or drains the GPU.
+Where such a test orders its driver to fail or not to answer, the case here freezes or stops Berth, or drains the GPU.
 """
 
 from __future__ import annotations
@@ -13,21 +13,29 @@ import time
 import urllib.parse
 
 from bench import Bench
-from berth import WHOLE, Setup, cdi_variable, write_cdi_spec
+from berth import WHOLE, Setup, write_cdi_spec
 from dra import (
     CHANGES_SECONDS,
     DRIVER,
     PUBLISHED_SECONDS,
     SHARED_CLASS,
     create,
+    create_claim,
     create_classes,
+    device_request,
+    gpus_seen,
     is_allocated,
     metadata_versions,
-    published,
+    move_all,
+    pod_of,
     published_devices,
+    start_pod,
     start_registered,
+    start_with_claim,
     taints,
+    until_published,
     until_registered,
+    until_released,
 )
 from gpus import uuids
 from kubelet import NODE_NAME
@@ -36,27 +44,27 @@ from say import Hopeless, TestError, until
 from scenario import Scenario
 
 GPUS = 2
-#: One without a toleration, one with, and one for a time.
+#: GPUs for a pod without a toleration, one with a toleration, and one that tolerates the taint for a time.
 GPUS_OF_RULES = 3
-#: Long enough for the kubelet to show an unhealthy device, on a busy machine, too.
+#: How long a GPU stays unhealthy after an XID: long enough that the kubelet shows that, also on a busy machine.
 QUIET_SECONDS = 20
 #: The kubelet prepares a pod's claims again 60 to 90 s after a failure; a call lasts up to 45 s.
 RETRY_SECONDS = 180
 #: A call to the driver that gets no answer ends after 45 s.
 NO_ANSWER_SECONDS = 60
-#: How long a pod is watched that must wait.
+#: How long the test watches a pod that must stay Pending.
 WAITS_SECONDS = 20
 #: The kubelet's limit for a stream of health without a message, and its next status.
 UNKNOWN_SECONDS = 120
 HEALTH_SECONDS = 60
-#: Of a pod that ends later than it was deleted.
+#: The grace period of a pod that ignores SIGTERM.
 GRACE_SECONDS = 15
 #: How long a claim tolerates the taint of a rule.
 TOLERATED_SECONDS = 15
 EVICTED_SECONDS = 60
 _RULES = "devicetaintrules.resource.k8s.io"
 _XID = 79
-#: Ignores SIGTERM, so that the pod lives for its whole grace period.
+#: The line of a container's shell that makes it ignore SIGTERM, so that the pod lives for its whole grace period.
 _STUBBORN = "trap '' TERM"
 _METADATA = "/var/run/kubernetes.io/dra-device-attributes"
 _ANY_NO_SCHEDULE = [{"operator": "Exists", "effect": "NoSchedule"}]
@@ -67,11 +75,11 @@ def prefers_device_plugin(bench: Bench) -> None:
     created for it."""
     create_classes(bench)
     of_claims, of_plugin = sorted(bench.berth.gpus())
-    _move(bench, of_claims)
+    bench.berth.cli("gpu", "via", of_claims, "dra", "--wait", seconds=3 * CHANGES_SECONDS)
     bench.allocatable({WHOLE: 1})
-    pod = _runs(bench, bench.pod("either", {"main": 1}))
-    if _gpus_seen(bench, pod) != [of_plugin]:
-        raise TestError(f"{of_plugin} is granted by the device plugin, and the container has got {_gpus_seen(bench, pod)}")
+    pod = start_pod(bench, bench.pod("either", {"main": 1}))
+    if gpus_seen(bench, pod) != [of_plugin]:
+        raise TestError(f"{of_plugin} is granted by the device plugin, and the container has got {gpus_seen(bench, pod)}")
     if _extended_claim(bench, pod) or bench.berth.claims():
         raise TestError(f"there are claims: {_extended_claim(bench, pod)}, {bench.berth.claims()}")
 
@@ -79,24 +87,23 @@ def prefers_device_plugin(bench: Bench) -> None:
 def after_device_plugin(bench: Bench) -> None:
     """Once no GPU of the node is granted by the device plugin, the same pod gets one by a claim that the scheduler creates."""
     _empty(bench)
-    for gpu in sorted(bench.berth.gpus()):
-        _move(bench, gpu)
+    move_all(bench)
     bench.allocatable({WHOLE: 0})
-    pod = _runs(bench, bench.pod("extended", {"main": 1}))
+    pod = start_pod(bench, bench.pod("extended", {"main": 1}))
     claim = (_extended_claim(bench, pod) or {}).get("resourceClaimName")
     shown = bench.berth.claims()
-    if set(shown) != {claim} or _gpus_seen(bench, pod) != shown[claim]["gpus"]:
-        raise TestError(f"the pod's status names {claim}, the container has {_gpus_seen(bench, pod)}, the API shows {shown}")
+    if set(shown) != {claim} or gpus_seen(bench, pod) != shown[claim]["gpus"]:
+        raise TestError(f"the pod's status names {claim}, the container has {gpus_seen(bench, pod)}, the API shows {shown}")
 
 
 def across_containers(bench: Bench) -> None:
     """Both containers that use a claim from a template see its GPU, which is granted once."""
     _empty(bench)
-    _template(bench, "one-gpu", _request())
+    _template(bench, "one-gpu", device_request())
     containers = [Container(name, {}, claims=("one-gpu",)) for name in ("left", "right")]
-    pod = _runs(bench, Pod("containers", containers, templates=("one-gpu",)))
+    pod = start_pod(bench, Pod("containers", containers, templates=("one-gpu",)))
     (shown,) = bench.berth.claims().values()
-    seen = [_gpus_seen(bench, pod, name) for name in ("left", "right")]
+    seen = [gpus_seen(bench, pod, name) for name in ("left", "right")]
     if seen != [shown["gpus"]] * 2 or len(bench.berth.allocations()) != 1:
         raise TestError(f"the containers see {seen}, and the API shows {shown}")
 
@@ -104,10 +111,10 @@ def across_containers(bench: Bench) -> None:
 def across_pods(bench: Bench) -> None:
     """Two pods that use one claim see its GPU, which is granted once, and the API names both. It is released after the last."""
     _empty(bench)
-    _claim(bench, "common", _request())
-    pods = [_runs(bench, _pod(f"common-{n}", "common")) for n in range(2)]
+    create_claim(bench, "common")
+    pods = [start_pod(bench, pod_of(f"common-{n}", "common")) for n in range(2)]
     shown = bench.berth.claims()["common"]
-    seen = [_gpus_seen(bench, pod) for pod in pods]
+    seen = [gpus_seen(bench, pod) for pod in pods]
     if seen != [shown["gpus"]] * 2 or len(bench.berth.allocations()) != 1:
         raise TestError(f"the pods see {seen}, and the API shows {shown}")
     until("the API names both pods", CHANGES_SECONDS, lambda: len(bench.berth.claims()["common"]["claim"]["pods"]) == 2)
@@ -116,14 +123,14 @@ def across_pods(bench: Bench) -> None:
     if bench.berth.claims()["common"]["id"] != shown["id"]:
         raise TestError("the claim is not held as before, although a pod uses it")
     bench.node.delete(pods[1])
-    _released(bench)
+    until_released(bench, EVICTED_SECONDS)
 
 
 def drain_of_shared_claim(bench: Bench) -> str:
     """A drain evicts every pod of a claim, also one that began to use it later."""
     _empty(bench)
-    _claim(bench, "common", _request())
-    pods = [_runs(bench, _pod(f"common-{n}", "common")) for n in range(2)]
+    create_claim(bench, "common")
+    pods = [start_pod(bench, pod_of(f"common-{n}", "common")) for n in range(2)]
     (gpu,) = bench.berth.claims()["common"]["gpus"]
     begin = time.monotonic()
     bench.berth.cli("gpu", "drain", gpu, "--evict", "--wait", seconds=EVICTED_SECONDS)
@@ -134,7 +141,7 @@ def drain_of_shared_claim(bench: Bench) -> str:
 
 
 def first_available(bench: Bench) -> None:
-    """Of a request's alternatives the scheduler allocates the first that a GPU fits, and Berth grants it to the request."""
+    """The scheduler allocates the first alternative of a request that some GPU satisfies, and Berth grants it to the request."""
     _empty(bench)
     model = f"device.attributes['{DRIVER}'].productName"
     huge = f"device.capacity['{DRIVER}'].memory.compareTo(quantity('1Ti')) >= 0"
@@ -145,16 +152,16 @@ def first_available(bench: Bench) -> None:
     pods = []
     for name, alternatives in wanted.items():
         _template(bench, name, {"name": "gpu", "firstAvailable": alternatives})
-        pods.append(_runs(bench, Pod(name, [Container("main", {}, claims=(name,))], templates=(name,))))
+        pods.append(start_pod(bench, _from_template(name, name)))
     chosen = {}
-    seen = [_gpus_seen(bench, pod) for pod in pods]
+    seen = [gpus_seen(bench, pod) for pod in pods]
     for pod in pods:
         (claim,) = [one for one in _claims(bench) if one["metadata"]["ownerReferences"][0]["name"] == pod.name]
         (result,) = claim["status"]["allocation"]["devices"]["results"]
         chosen[pod.name] = result["request"]
         shown = bench.berth.claims()[claim["metadata"]["name"]]
-        if shown["claim"]["request"] != result["request"] or _gpus_seen(bench, pod) != shown["gpus"]:
-            raise TestError(f"{pod.name} sees {_gpus_seen(bench, pod)}, and the API shows {shown}")
+        if shown["claim"]["request"] != result["request"] or gpus_seen(bench, pod) != shown["gpus"]:
+            raise TestError(f"{pod.name} sees {gpus_seen(bench, pod)}, and the API shows {shown}")
     if chosen != {"falls-back": "gpu/any", "prefers": "gpu/same"}:
         raise TestError(f"the scheduler chose {chosen}")
     if sorted(seen) != [[gpu] for gpu in sorted(bench.berth.gpus())]:
@@ -167,11 +174,10 @@ def no_schedule(bench: Bench) -> None:
     for gpu in bench.berth.gpus():
         bench.berth.cli("gpu", "cordon", gpu)
     until("both devices have the taint", PUBLISHED_SECONDS, lambda: taints(bench) == [f"{DRIVER}/cordoned"] * GPUS)
-    _claim(bench, "waits", _request())
-    waits = bench.node.run(_pod("waits", "waits"))
+    create_claim(bench, "waits")
+    waits = bench.node.run(pod_of("waits", "waits"))
     _unschedulable(bench, waits)
-    _claim(bench, "tolerates", _request(tolerations=_ANY_NO_SCHEDULE))
-    _runs(bench, _pod("tolerates", "tolerates"))
+    start_with_claim(bench, "tolerates", tolerations=_ANY_NO_SCHEDULE)
     _stays_pending(bench, waits, 1)
     for gpu in bench.berth.gpus():
         bench.berth.cli("gpu", "uncordon", gpu)
@@ -181,9 +187,9 @@ def no_schedule(bench: Bench) -> None:
 def metadata_of_requests(bench: Bench) -> None:
     """A container that uses a claim finds the metadata of all of its requests, and one that uses one request only that."""
     _empty(bench)
-    _claim(bench, "two", _request("first"), _request("second"))
+    create_claim(bench, "two", requests=("first", "second"))
     containers = [_shows_metadata("all", "two"), _shows_metadata("one", "two/second")]
-    pod = _runs(bench, Pod("metadata", containers, claims=("two",)))
+    pod = start_pod(bench, Pod("metadata", containers, claims=("two",)))
     for container, requests in (("all", ["first", "second"]), ("one", ["second"])):
         _check_metadata(bench, pod, container, "resourceclaims", "two", requests)
 
@@ -191,23 +197,21 @@ def metadata_of_requests(bench: Bench) -> None:
 def metadata_of_template(bench: Bench) -> None:
     """The metadata of a claim from a template is found by the claim's name in the pod."""
     _empty(bench)
-    _template(bench, "inline", _request("first"))
-    pod = _runs(bench, Pod("metadata", [_shows_metadata("main", "inline")], templates=("inline",)))
+    _template(bench, "inline", device_request("first"))
+    pod = start_pod(bench, Pod("metadata", [_shows_metadata("main", "inline")], templates=("inline",)))
     _check_metadata(bench, pod, "main", "resourceclaimtemplates", "inline", ["first"])
 
 
 def health_changes(bench: Bench) -> str:
     """The pod's status says that the GPU of its claim is healthy, unhealthy after an XID, and healthy after the quiet time."""
     _empty(bench)
-    _claim(bench, "healthy", _request())
-    return _health_changes(bench, _runs(bench, _pod("healthy", "healthy")), "healthy")
+    return _health_changes(bench, start_with_claim(bench, "healthy"), "healthy")
 
 
 def health_unknown(bench: Bench) -> str:
     """While Berth is stopped the health is unknown, and it is healthy when Berth is back."""
     _empty(bench)
-    _claim(bench, "asked", _request())
-    pod = _runs(bench, _pod("asked", "asked"))
+    pod = start_with_claim(bench, "asked")
     _health(bench, pod, "asked", "Healthy", HEALTH_SECONDS)
     bench.berth.stop()
     unknown = _health(bench, pod, "asked", "Unknown", UNKNOWN_SECONDS)
@@ -219,10 +223,10 @@ def health_unknown(bench: Bench) -> str:
 def prepare_times_out(bench: Bench) -> str:
     """A pod stays Pending while Berth does not answer, and runs once it does."""
     _empty(bench)
-    _claim(bench, "late", _request())
+    create_claim(bench, "late")
     os.kill(bench.berth.pid, signal.SIGSTOP)
     try:
-        pod = bench.node.run(_pod("late", "late"))
+        pod = bench.node.run(pod_of("late", "late"))
         until("the claim is allocated", CHANGES_SECONDS, lambda: is_allocated(bench, "late"))
         _stays_pending(bench, pod, NO_ANSWER_SECONDS)
         _not_prepared(bench, pod, "")
@@ -234,19 +238,19 @@ def prepare_times_out(bench: Bench) -> str:
 
 
 def prepare_fails_then_succeeds(bench: Bench) -> str:
-    """A claim on a GPU that is being drained is not prepared, and the pod's event says so; uncordoned, the pod runs."""
+    """A claim on a GPU that is being drained is not prepared, and an event of the pod says so; the pod runs after an uncordon."""
     _empty(bench)
     gpu = sorted(bench.berth.gpus())[0]
     bench.berth.cli("gpu", "drain", gpu)
-    _claim(bench, "drained", _request(gpu=gpu, tolerations=_ANY_NO_SCHEDULE))
-    pod = bench.node.run(_pod("drained", "drained"))
+    create_claim(bench, "drained", uuid=gpu, tolerations=_ANY_NO_SCHEDULE)
+    pod = bench.node.run(pod_of("drained", "drained"))
     _not_prepared(bench, pod, gpu)
     _stays_pending(bench, pod, 1)
     bench.berth.cli("gpu", "uncordon", gpu)
     begin = time.monotonic()
     bench.node.running(pod, RETRY_SECONDS)
-    if _gpus_seen(bench, pod) != [gpu]:
-        raise TestError(f"the container has got {_gpus_seen(bench, pod)}")
+    if gpus_seen(bench, pod) != [gpu]:
+        raise TestError(f"the container has got {gpus_seen(bench, pod)}")
     return f"running_after_s={time.monotonic() - begin:.0f}"
 
 
@@ -256,7 +260,8 @@ def unprepare_fails_then_succeeds(bench: Bench) -> str:
 
 
 def unprepare_after_kubelet_restart(bench: Bench) -> str:
-    """The same if the kubelet restarts, too."""
+    """A pod that is deleted while Berth is stopped stays until Berth is back, the kubelet has restarted, and the claim is
+    released."""
 
     def restart() -> None:
         bench.node.kubelet.stop()
@@ -283,7 +288,7 @@ def slices_removed(bench: Bench) -> None:
     until("the kubelet has deleted the slices of its node", 60, lambda: _nodes_of_slices(bench) == {other})
     _stays("the other node's slice is there", 5, lambda: _nodes_of_slices(bench) == {other})
     start_registered(bench)
-    published(bench, bench.berth.gpus())
+    until_published(bench, bench.berth.gpus())
     if _nodes_of_slices(bench) != {NODE_NAME, other}:
         raise TestError(f"there are slices of {_nodes_of_slices(bench)}")
 
@@ -291,11 +296,11 @@ def slices_removed(bench: Bench) -> None:
 def force_deleted(bench: Bench) -> str:
     """The claim of a pod that was deleted by force is released."""
     _empty(bench)
-    _claim(bench, "forced", _request())
-    _runs(bench, _pod("forced", "forced", grace=0))
+    create_claim(bench, "forced")
+    start_pod(bench, pod_of("forced", "forced", grace=0))
     begin = time.monotonic()
     _delete_by_force(bench, "forced")
-    _released(bench)
+    until_released(bench, EVICTED_SECONDS)
     return f"released_within_s={time.monotonic() - begin:.1f}"
 
 
@@ -304,7 +309,7 @@ def same_names_wait(bench: Bench) -> str:
     only when the old claim is released, and holds the new claim."""
     _empty(bench)
     gpu = sorted(bench.berth.gpus())[0]
-    old = _runs(bench, _stubborn(bench, "again", gpu))
+    old = start_pod(bench, _stubborn(bench, "again", gpu))
     uid = bench.berth.claims()["again"]["claim"]["uid"]
     _delete_by_force(bench, "again")
     bench.node.cluster.kubectl("delete", "resourceclaim", "again")
@@ -328,11 +333,11 @@ def replacement_waits(bench: Bench) -> str:
     its end, so that the new pod runs soon after, without another try of the kubelet."""
     _empty(bench)
     gpu = sorted(bench.berth.gpus())[0]
-    old = _runs(bench, _stubborn(bench, "old", gpu))
+    old = start_pod(bench, _stubborn(bench, "old", gpu))
     _delete_by_force(bench, "old")
     bench.node.cluster.kubectl("delete", "resourceclaim", "old")
-    _claim(bench, "new", _request(gpu=gpu))
-    new = bench.node.run(_pod("new", "new"))
+    create_claim(bench, "new", uuid=gpu)
+    new = bench.node.run(pod_of("new", "new"))
     until("the GPU is allocated to the new claim", CHANGES_SECONDS, lambda: is_allocated(bench, "new"))
     if set(bench.berth.claims()) != {"old"}:
         raise TestError(f"the old container runs, and the API shows {bench.berth.claims()}")
@@ -342,25 +347,24 @@ def replacement_waits(bench: Bench) -> str:
     bench.node.running(new, CHANGES_SECONDS)
     took = time.monotonic() - begin
     _began_after(new, old)
-    if _gpus_seen(bench, new) != [gpu]:
-        raise TestError(f"the new container has got {_gpus_seen(bench, new)}")
+    if gpus_seen(bench, new) != [gpu]:
+        raise TestError(f"the new container has got {gpus_seen(bench, new)}")
     if said := _said(bench, new):
         raise TestError(f"the kubelet had to try again: {said}")
     return f"running_after_release_s={took:.1f}"
 
 
 def capacity_consumed(bench: Bench) -> None:
-    """Two claims of half of a GPU's memory are granted, one of all of it waits between them, and is granted after them."""
+    """Two claims for half of a GPU's memory each are granted. A claim for all of the memory, created between them, waits until
+    both are released."""
     _all_through_claims(bench)
     (device,) = [one for one in published_devices(bench) if one.get("allowMultipleAllocations")]
     memory = device["capacity"]["memory"]
     half = 2 * int(memory["requestPolicy"]["default"].removesuffix("Mi"))
-    _claim(bench, "half-a", _share(f"{half}Mi"))
-    first = _runs(bench, _pod("half-a", "half-a"))
-    _claim(bench, "all", _share(memory["value"]))
-    waits = bench.node.run(_pod("all", "all"))
-    _claim(bench, "half-b", _share(f"{half}Mi"))
-    second = _runs(bench, _pod("half-b", "half-b"))
+    first = start_with_claim(bench, "half-a", SHARED_CLASS, f"{half}Mi")
+    create_claim(bench, "all", SHARED_CLASS, memory["value"])
+    waits = bench.node.run(pod_of("all", "all"))
+    second = start_with_claim(bench, "half-b", SHARED_CLASS, f"{half}Mi")
     _stays_pending(bench, waits, WAITS_SECONDS)
     for pod in (first, second):
         bench.node.delete(pod)
@@ -371,25 +375,26 @@ def capacity_consumed(bench: Bench) -> None:
 
 
 def counters_consumed(bench: Bench) -> None:
-    """A claim of the whole GPU waits while a share of it is held, and the reverse, and runs when the other has ended."""
+    """A claim for the whole GPU waits while a share of it is held, and a claim for a share waits while the whole GPU is held;
+    each runs once the other was released."""
     _empty(bench)
-    requests = {"share": {"device_class": SHARED_CLASS}, "whole": {}}
+    classes = {"share": SHARED_CLASS, "whole": DRIVER}
     for first, second in (("share", "whole"), ("whole", "share")):
         _empty(bench)
         for name in (first, second):
-            _claim(bench, name, _request(**requests[name]))
-        holds = _runs(bench, _pod(first, first))
-        waits = bench.node.run(_pod(second, second))
+            create_claim(bench, name, classes[name])
+        holds = start_pod(bench, pod_of(first, first))
+        waits = bench.node.run(pod_of(second, second))
         _stays_pending(bench, waits, WAITS_SECONDS)
         bench.node.delete(holds)
         bench.node.running(waits)
 
 
 def health_of_shares(bench: Bench) -> str:
-    """The same of a claim that was allocated a share, whose result has a share's id."""
+    """The pod's status follows the health of the GPU of which its claim was allocated a share; the scheduler's result has a
+    share's id."""
     _empty(bench)
-    _claim(bench, "share", _request(device_class=SHARED_CLASS))
-    pod = _runs(bench, _pod("share", "share"))
+    pod = start_with_claim(bench, "share", SHARED_CLASS)
     (result,) = _claims(bench)[0]["status"]["allocation"]["devices"]["results"]
     if not result.get("shareID"):
         raise TestError(f"the scheduler's result has no id of a share: {result}")
@@ -399,8 +404,8 @@ def health_of_shares(bench: Bench) -> str:
 def rule_no_schedule(bench: Bench) -> None:
     """A DeviceTaintRule with NoSchedule leaves the pods that run, and keeps others waiting until it is deleted."""
     _all_through_claims(bench)
-    _template(bench, "any", _request())
-    runs = _runs(bench, _from_template("runs", "any"))
+    _template(bench, "any", device_request())
+    runs = start_pod(bench, _from_template("runs", "any"))
     _rule(bench, "NoSchedule")
     waits = bench.node.run(_from_template("waits", "any"))
     _unschedulable(bench, waits)
@@ -410,16 +415,17 @@ def rule_no_schedule(bench: Bench) -> None:
 
 
 def rule_no_execute(bench: Bench) -> str:
-    """A DeviceTaintRule with NoExecute evicts pods at once, after the time that they tolerate it, or never; Berth releases the
-    claims of those that are evicted, and further ones wait."""
+    """A DeviceTaintRule with NoExecute evicts a pod at once; one that tolerates the taint for a time is evicted after that time,
+    and one that always tolerates it stays. Berth releases the claims of evicted pods, and a further claim waits until the
+    rule is deleted."""
     _empty(bench)
     tolerated = {"key": "example.com/unhealthy", "operator": "Equal", "value": "true", "effect": "NoExecute"}
     for_a_time = {**tolerated, "tolerationSeconds": TOLERATED_SECONDS}
     tolerations = {"never": {}, "always": {"tolerations": [tolerated]}, "for-a-time": {"tolerations": [for_a_time]}}
     pods = {}
     for name, tolerates in tolerations.items():
-        _template(bench, name, _request(**tolerates))
-        pods[name] = _runs(bench, _from_template(name, name))
+        _template(bench, name, device_request(**tolerates))
+        pods[name] = start_pod(bench, _from_template(name, name))
     begin = time.monotonic()
     _rule(bench, "NoExecute")
     bench.node.gone(pods["never"])
@@ -454,38 +460,16 @@ def _empty(bench: Bench) -> None:
 
 def _all_through_claims(bench: Bench) -> None:
     create_classes(bench)
-    for gpu in sorted(bench.berth.gpus()):
-        _move(bench, gpu)
-    published(bench, bench.berth.gpus())
-
-
-def _move(bench: Bench, gpu: str) -> None:
-    """From now on the GPU is granted through claims."""
-    bench.berth.cli("gpu", "via", gpu, "dra", "--wait", seconds=3 * CHANGES_SECONDS)
-
-
-def _request(name: str = "gpu", gpu: str = "", device_class: str = DRIVER, **exactly) -> dict:
-    """A request of one device, of that GPU if one is named."""
-    if gpu:
-        expression = f"device.attributes['{DRIVER}'].uuid == '{gpu}'"
-        exactly["selectors"] = [{"cel": {"expression": expression}}]
-    return {"name": name, "exactly": {"deviceClassName": device_class, **exactly}}
-
-
-def _share(memory: str) -> dict:
-    return _request(device_class=SHARED_CLASS, capacity={"requests": {"memory": memory}})
+    move_all(bench)
+    until_published(bench, bench.berth.gpus())
 
 
 def _alternative(name: str, expression: str = "true") -> dict:
     return {"name": name, "deviceClassName": DRIVER, "selectors": [{"cel": {"expression": expression}}]}
 
 
-def _claim(bench: Bench, name: str, *requests: dict) -> None:
-    create(bench, "ResourceClaim", {"name": name, "namespace": NAMESPACE}, {"devices": {"requests": requests}})
-
-
-def _template(bench: Bench, name: str, *requests: dict) -> None:
-    spec = {"spec": {"devices": {"requests": requests}}}
+def _template(bench: Bench, name: str, request: dict) -> None:
+    spec = {"spec": {"devices": {"requests": [request]}}}
     create(bench, "ResourceClaimTemplate", {"name": name, "namespace": NAMESPACE}, spec)
 
 
@@ -506,37 +490,19 @@ def _nodes_of_slices(bench: Bench) -> set[str]:
     return {one["spec"]["nodeName"] for one in slices}
 
 
-def _pod(name: str, claim: str, extra: str = "", grace: int = 2) -> Pod:
-    return Pod(name, [Container("main", {}, extra, claims=(claim,))], claims=(claim,), grace=grace)
-
-
 def _from_template(name: str, template: str) -> Pod:
     return Pod(name, [Container("main", {}, claims=(template,))], templates=(template,))
 
 
 def _stubborn(bench: Bench, name: str, gpu: str) -> Pod:
     """A pod that ends only after its grace period, and its claim of that GPU."""
-    _claim(bench, name, _request(gpu=gpu))
-    return _pod(name, name, _STUBBORN, GRACE_SECONDS)
+    create_claim(bench, name, uuid=gpu)
+    return pod_of(name, name, _STUBBORN, GRACE_SECONDS)
 
 
 def _shows_metadata(name: str, claim: str) -> Container:
     """A container that copies what it finds in the folder of metadata to the host."""
     return Container(name, {}, f"cp -r {_METADATA} /e2e/{name}.metadata", claims=(claim,))
-
-
-def _runs(bench: Bench, pod: Pod) -> Pod:
-    bench.node.run(pod)
-    bench.node.running(pod)
-    for container in pod.containers:
-        pod.started(container.name)
-    return pod
-
-
-def _gpus_seen(bench: Bench, pod: Pod, container: str = "main") -> list[str]:
-    """The GPUs that the container has got by CDI."""
-    environment = pod.environment(container)
-    return [gpu for gpu in sorted(bench.berth.gpus()) if environment.get(cdi_variable(gpu)) == "injected"]
 
 
 def _extended_claim(bench: Bench, pod: Pod) -> dict | None:
@@ -546,10 +512,6 @@ def _extended_claim(bench: Bench, pod: Pod) -> dict | None:
 
 def _delete_by_force(bench: Bench, pod: str) -> None:
     bench.node.cluster.kubectl("delete", "pod", pod, "--force", "--grace-period=0")
-
-
-def _released(bench: Bench) -> None:
-    until("all claims are released", EVICTED_SECONDS, lambda: not bench.berth.claims())
 
 
 def _began_after(new: Pod, old: Pod) -> None:
@@ -563,8 +525,7 @@ def _began_after(new: Pod, old: Pod) -> None:
 def _unprepared_later(bench: Bench, restart) -> str:
     """A pod is deleted while Berth is stopped; `restart` starts it again."""
     _empty(bench)
-    _claim(bench, "ends", _request())
-    pod = _runs(bench, _pod("ends", "ends"))
+    pod = start_with_claim(bench, "ends")
     bench.berth.stop()
     bench.node.cluster.kubectl("delete", "pod", pod.name, "--wait=false")
     until("its container has ended", CHANGES_SECONDS, lambda: not pod.alive("main"))
@@ -572,7 +533,7 @@ def _unprepared_later(bench: Bench, restart) -> str:
     begin = time.monotonic()
     restart()
     until("the pod is gone", RETRY_SECONDS, lambda: not _is_there(bench, pod))
-    _released(bench)
+    until_released(bench, EVICTED_SECONDS)
     return f"gone_after_s={time.monotonic() - begin:.0f}"
 
 
@@ -615,7 +576,7 @@ def _said(bench: Bench, pod: Pod) -> list[str]:
 
 
 def _not_prepared(bench: Bench, pod: Pod, why: str) -> None:
-    """Waits for such an event, which says why."""
+    """Waits for a FailedPrepareDynamicResources event of the pod that contains `why`."""
 
     def look() -> bool:
         said = _said(bench, pod)
@@ -627,7 +588,7 @@ def _not_prepared(bench: Bench, pod: Pod, why: str) -> None:
 
 
 def _health_changes(bench: Bench, pod: Pod, claim: str) -> str:
-    (gpu,) = _gpus_seen(bench, pod)
+    (gpu,) = gpus_seen(bench, pod)
     _health(bench, pod, claim, "Healthy", HEALTH_SECONDS)
     bench.berth.fake.xid(gpu, _XID)
     unhealthy = _health(bench, pod, claim, "Unhealthy", HEALTH_SECONDS)
@@ -671,10 +632,7 @@ def _check_metadata(bench: Bench, pod: Pod, container: str, folder: str, name: s
     }
     for file, request in files.items():
         (device,) = [one["device"] for one in results if one["request"] == request]
-        versions = metadata_versions(root / file)
-        if [one["version"] for one in versions] != ["v1beta1", "v1alpha1"]:
-            raise TestError(f"{file} has {versions}")
-        for version in versions:
+        for version in metadata_versions(root / file):
             shown = {key: version[key] for key in expected}
             (described,) = version["requests"][request]
             of_device = (described["driver"], described["pool"], described["name"], described["attributes"]["uuid"]["string"])
@@ -700,11 +658,15 @@ SCENARIOS = [
             "conformance: health is Unknown while Berth is stopped, and recovers": health_unknown,
             "conformance: the claim of a pod that was deleted by force is released": force_deleted,
             "conformance: a replacement waits for the end of a pod that was deleted by force": replacement_waits,
-            "conformance: the same for a pod and a claim of the same names": same_names_wait,
+            "conformance: a new pod and claim with the names of force-deleted ones wait for the end of the old pod": (
+                same_names_wait
+            ),
             "conformance: a pod is Pending while NodePrepareResources times out": prepare_times_out,
             "conformance: NodePrepareResources fails and then succeeds": prepare_fails_then_succeeds,
             "conformance: NodeUnprepareResources of a deleted pod fails and then succeeds": unprepare_fails_then_succeeds,
-            "conformance: the same after a restart of the kubelet": unprepare_after_kubelet_restart,
+            "conformance: NodeUnprepareResources of a deleted pod succeeds after Berth and the kubelet were restarted": (
+                unprepare_after_kubelet_restart
+            ),
             "conformance: slices are removed when the kubelet starts, and published again": slices_removed,
         },
         before=lambda: write_cdi_spec(uuids(GPUS)),
@@ -730,6 +692,6 @@ SCENARIOS = [
         },
         before=lambda: write_cdi_spec(uuids(GPUS_OF_RULES)),
         cluster=True,
-        since=37,
+        first_minor=37,
     ),
 ]

@@ -1,5 +1,5 @@
-"""Cases of the node's ResourceSlices at a real API server: without a feature gate of DRA, at an older version, of a hundred
-devices, and in the order by which the real scheduler gives claims GPUs that NVLink connects."""
+"""Tests of the node's ResourceSlices at a real API server: while feature gates of DRA are off, at an older API server, and with
+100 devices. Further tests show that the real scheduler, by the order of the devices, gives claims GPUs that NVLink connects."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from bench import Bench
-from berth import WHOLE, Setup, cdi_variable, write_cdi_spec
+from berth import WHOLE, Setup, write_cdi_spec
 from controlplane import MODULE
 from dra import (
     CHANGES_SECONDS,
@@ -18,10 +18,14 @@ from dra import (
     complete_pool,
     create_claim,
     create_classes,
-    is_allocated,
+    create_waiting,
+    delete_all,
+    injected,
     pod_of,
     published_devices,
+    start_pod,
     start_registered,
+    start_with_claim,
 )
 from gomodule import GoModule
 from gpus import FakeGpus, instance_uuids, uuids
@@ -31,7 +35,7 @@ from scenario import Scenario
 
 #: An API server that reports the last version whose scheduler can allocate a GPU both whole and in shares.
 OLD_VERSION = "v1.36.1"
-OLD_SERVER = GoModule("controlplane", MODULE.module, ["cmd/kube-apiserver"], shown=OLD_VERSION)
+OLD_SERVER = GoModule("controlplane", MODULE.module, ["cmd/kube-apiserver"], reported_version=OLD_VERSION)
 _WHOLE, _BOTH = {"gpu"}, {"gpu", "shared"}
 
 #: Of the setup with NVLink: no pair has neighbouring numbers.
@@ -51,43 +55,46 @@ LONG_MODEL = "NVIDIA Graphics Device of a Model Whose Name Is Longer Than Attrib
 
 
 def without_taints(bench: Bench) -> None:
-    """Without DRADeviceTaints a cordoned GPU is left out of the slices, and is back after the cordon."""
+    """Once DRADeviceTaints is turned off, a GPU that was cordoned is left out of the slices, and is back after the cordon."""
     create_classes(bench)
     bench.at_end.append(lambda: _configure(bench))
-    _restart(bench, "DRADeviceTaints")
     first, second = uuids(2)
-    _shows(bench, {first: _BOTH, second: _BOTH})
     bench.berth.cordon(first)
+    _shows(bench, {first: _BOTH, second: _BOTH})
+    _turn_off(bench, "DRADeviceTaints")
     _shows(bench, {second: _BOTH})
     if not bench.berth.node()["dra"]["dropsTaints"]:
         raise TestError(f"the API shows {bench.berth.node()['dra']}")
     _runs(bench, "uncordoned", {second})
-    _waits(bench, "cordoned")
+    create_waiting(bench, "cordoned")
     bench.berth.uncordon(first)
     _shows(bench, {first: _BOTH, second: _BOTH})
-    _released(bench)
+    delete_all(bench)
 
 
 def without_counters(bench: Bench) -> None:
-    """Without DRAPartitionableDevices GPUs are published whole only, but for the one of which a pod holds a share."""
-    _restart(bench)
+    """Once DRAPartitionableDevices is turned off, GPUs are published whole only, and a GPU of which a pod holds a share is not
+    published."""
+    _turn_off(bench)
     _shows(bench, {gpu: _BOTH for gpu in uuids(2)})
     shared = _runs(bench, "shared", set(uuids(2)), SHARED_CLASS)
     (held,) = bench.berth.claims()["shared"]["gpus"]
     (other,) = set(uuids(2)) - {held}
-    _restart(bench, "DRAPartitionableDevices")
+    _turn_off(bench, "DRAPartitionableDevices")
     _shows(bench, {other: _WHOLE})
     shared.beats("main")
     _says(bench, "noCounters", "DRAPartitionableDevices")
     _runs(bench, "whole", {other})
-    _waits(bench, "more", SHARED_CLASS)
-    _released(bench)
+    create_waiting(bench, "more", SHARED_CLASS)
+    delete_all(bench)
     _shows(bench, {gpu: _WHOLE for gpu in uuids(2)})
 
 
 def without_shares(bench: Bench) -> None:
-    """Without DRAConsumableCapacity GPUs are published whole only."""
-    _restart(bench, "DRAConsumableCapacity")
+    """Once DRAConsumableCapacity is turned off, GPUs are published whole only."""
+    _turn_off(bench)
+    _shows(bench, {gpu: _BOTH for gpu in uuids(2)})
+    _turn_off(bench, "DRAConsumableCapacity")
     _whole_only(bench, "DRAConsumableCapacity")
 
 
@@ -101,7 +108,7 @@ def without_extended_resources(bench: Bench) -> str:
     pod = bench.pod("requests", {"main": 1}, resource=WHOLE)
     bench.waits(pod)
     bench.node.cluster.kubectl("delete", "pod", pod.name)
-    _released(bench)
+    delete_all(bench)
     return ""
 
 
@@ -111,7 +118,7 @@ def without_health(bench: Bench) -> None:
     pod = _runs(bench, "unknown", set(uuids(2)))
     if _health(bench, pod):
         raise TestError(f"the status shows {_health(bench, pod)}")
-    _released(bench)
+    delete_all(bench)
 
 
 def at_old_version(bench: Bench) -> None:
@@ -124,7 +131,7 @@ def at_old_version(bench: Bench) -> None:
 
 
 def with_all_gates(bench: Bench) -> None:
-    """With all gates, and Berth restarted, GPUs are published both ways again, and a pod's status shows the GPU's health."""
+    """With all gates GPUs are published both ways again, and a pod's status shows the GPU's health."""
     _restart(bench)
     _shows(bench, {gpu: _BOTH for gpu in uuids(2)})
     dra = bench.berth.node()["dra"]
@@ -132,7 +139,7 @@ def with_all_gates(bench: Bench) -> None:
         raise TestError(f"the API shows {dra}")
     pod = _runs(bench, "known", set(uuids(2)))
     until("the pod's status shows a healthy GPU", CHANGES_SECONDS, lambda: _health(bench, pod) == ["Healthy"])
-    _released(bench)
+    delete_all(bench)
 
 
 # NVLink.
@@ -168,7 +175,7 @@ def pairs_again(bench: Bench) -> str:
     took = time.monotonic() - begin
     create_claim(bench, "again", count=2)
     _runs_on_pair(bench, "again")
-    _released(bench)
+    delete_all(bench)
     return f"ordered_within_s={took:.0f}"
 
 
@@ -204,9 +211,8 @@ def claims_of_hundred(bench: Bench) -> None:
     _runs(bench, "shared", mixed, SHARED_CLASS)
     attributes = [device["attributes"] for device in complete_pool(bench)[-1]["devices"]]
     last = [one["uuid"]["string"] for one in attributes if one["type"]["string"] == "mig"][-1]
-    selector = {"cel": {"expression": f"device.attributes['{DRIVER}'].uuid == '{last}'"}}
-    _runs(bench, "instance", {last}, MIG_CLASS, selectors=[selector])
-    _released(bench)
+    _runs(bench, "instance", {last}, MIG_CLASS, uuid=last)
+    delete_all(bench)
 
 
 def old_driver_and_long_model(bench: Bench) -> None:
@@ -222,10 +228,16 @@ def old_driver_and_long_model(bench: Bench) -> None:
 
 
 def _restart(bench: Bench, *off: str, server: Path | None = None) -> None:
-    """Restarts everything without these feature gates. The kubelet's start deletes the slices, which would keep their fields."""
+    """Restarts everything without these feature gates."""
     bench.berth.stop()
     _configure(bench, *off, server=server)
     start_registered(bench)
+
+
+def _turn_off(bench: Bench, *off: str) -> None:
+    """Restarts the control plane without these feature gates, and with all others. Kubelet, Berth and slices stay."""
+    bench.node.cluster.restart({name: False for name in off})
+    bench.node.cluster.ready()
 
 
 def _configure(bench: Bench, *off: str, server: Path | None = None) -> None:
@@ -262,8 +274,8 @@ def _whole_only(bench: Bench, why: str) -> None:
         raise TestError(f"devices take counters: {published_devices(bench)}")
     _says(bench, "noShares", why)
     _runs(bench, "whole", set(uuids(2)))
-    _waits(bench, "shared", SHARED_CLASS)
-    _released(bench)
+    create_waiting(bench, "shared", SHARED_CLASS)
+    delete_all(bench)
 
 
 def _says(bench: Bench, field: str, text: str) -> None:
@@ -282,33 +294,12 @@ def _says(bench: Bench, field: str, text: str) -> None:
 
 def _runs(bench: Bench, name: str, of: set[str], device_class: str = DRIVER, **more) -> Pod:
     """A pod with a new claim for a device runs, and sees one of these GPUs or instances, the one that the API shows."""
-    create_claim(bench, name, device_class, **more)
-    pod = pod_of(name, name)
-    bench.node.run(pod)
-    bench.node.running(pod)
-    pod.started("main")
-    environment = pod.environment("main")
-    seen = {part for part in of if environment.get(cdi_variable(part)) == "injected"}
+    pod = start_with_claim(bench, name, device_class, **more)
+    seen = injected(pod, sorted(of))
     shown = bench.berth.claims()[name]
-    if len(seen) != 1 or shown["id"] not in environment.values():
+    if len(seen) != 1 or shown["id"] not in pod.environment("main").values():
         raise TestError(f"of {of} the container has got {seen}, and the API shows {shown}")
     return pod
-
-
-def _waits(bench: Bench, name: str, device_class: str = DRIVER) -> None:
-    """A new claim, with a pod, is allocated nothing."""
-    create_claim(bench, name, device_class)
-    bench.node.cluster.create(pod_of(name, name).manifest())
-    time.sleep(3)
-    if is_allocated(bench, name):
-        raise TestError(f"the claim {name} was allocated a device")
-
-
-def _released(bench: Bench) -> None:
-    """Deletes all pods and claims."""
-    bench.node.cluster.kubectl("delete", "pods,resourceclaims", "--all", "--wait=false")
-    until("all claims are released", CHANGES_SECONDS, lambda: not bench.berth.claims())
-    until("all pods are gone", CHANGES_SECONDS, lambda: not bench.node.cluster.pods())
 
 
 def _release(bench: Bench, name: str) -> None:
@@ -317,7 +308,7 @@ def _release(bench: Bench, name: str) -> None:
 
 
 def _health(bench: Bench, pod: Pod) -> list[str]:
-    """Of the devices of a pod's container, by the pod's status."""
+    """The health of the devices of a pod's container, as the pod's status shows it."""
     (container,) = bench.node.cluster.pod(pod.name)["status"]["containerStatuses"]
     resources = container.get("allocatedResourcesStatus", [])
     return [device["health"] for one in resources for device in one.get("resources", [])]
@@ -338,12 +329,8 @@ def _ordered(bench: Bench) -> None:
 
 
 def _runs_on_pair(bench: Bench, name: str) -> None:
-    pod = pod_of(name, name)
-    bench.node.run(pod)
-    bench.node.running(pod)
-    pod.started("main")
-    environment = pod.environment("main")
-    seen = [n for n, gpu in enumerate(uuids(8)) if environment.get(cdi_variable(gpu)) == "injected"]
+    pod = start_pod(bench, pod_of(name, name))
+    seen = [uuids(8).index(gpu) for gpu in injected(pod, uuids(8))]
     if not _is_pair(seen):
         raise TestError(f"the claim {name} has got the GPUs {seen}, which NVLink does not connect")
 
@@ -369,12 +356,14 @@ SCENARIOS = [
         Setup(gpus=2, mixed="both", cdi=True, api_server=True, claims=True),
         {
             "slices: without DRADeviceTaints a cordoned GPU is left out": without_taints,
-            "slices: without DRAPartitionableDevices GPUs are whole, and none of them that is shared": without_counters,
-            "slices: without DRAConsumableCapacity GPUs are whole": without_shares,
+            "slices: without DRAPartitionableDevices GPUs are published whole, and a GPU with held shares is left out": (
+                without_counters
+            ),
+            "slices: without DRAConsumableCapacity GPUs are published whole": without_shares,
             "slices: without DRAExtendedResource only claims get GPUs": without_extended_resources,
             "slices: without ResourceHealthStatus claims run": without_health,
-            "slices: at Kubernetes 1.36.1 GPUs are whole": at_old_version,
-            "slices: with all gates again GPUs are whole and shared": with_all_gates,
+            "slices: at Kubernetes 1.36.1 GPUs are published whole": at_old_version,
+            "slices: with all gates again GPUs are published whole and in shares": with_all_gates,
         },
         before=lambda: write_cdi_spec(uuids(2)),
         cluster=True,
@@ -382,26 +371,33 @@ SCENARIOS = [
     ),
     Scenario(
         "slices-by-nvlink",
-        Setup(gpus=8, cdi=True, api_server=True, claims=True, then=("topology",)),
+        Setup(gpus=8, cdi=True, api_server=True, claims=True, more_policies=("topology",)),
         {
             "slices: claims for two GPUs get those that NVLink connects": pairs_before_order,
-            "slices: so do further claims after the order was published again": pairs_after_order,
-            "slices: so do claims for GPUs that were released": pairs_again,
+            "slices: further claims for two GPUs get linked pairs once the order was published again": pairs_after_order,
+            "slices: a claim for two GPUs gets a linked pair of GPUs that were released": pairs_again,
         },
         before=lambda: write_cdi_spec(uuids(8)),
-        shape=lambda fake: fake.connect(*PAIRS),
+        change_gpus=lambda fake: fake.connect(*PAIRS),
         cluster=True,
     ),
     Scenario(
         "slices-of-100-devices",
-        Setup(gpus=MIXED_GPUS + len(INSTANCES), mixed="both", cdi=True, api_server=True, claims=True, then=("exclusive",)),
+        Setup(
+            gpus=MIXED_GPUS + len(INSTANCES),
+            mixed="both",
+            cdi=True,
+            api_server=True,
+            claims=True,
+            more_policies=("exclusive",),
+        ),
         {
             "slices: 100 devices with 9 sets of counters are a complete pool": hundred_devices,
-            "slices: claims get devices of each kind of 100, also the last": claims_of_hundred,
+            "slices: claims get a whole GPU, a share, and the last MIG instance of 100 devices": claims_of_hundred,
             "slices: an old driver's version and a model of 70 characters are accepted": old_driver_and_long_model,
         },
         before=lambda: write_cdi_spec(_parts()),
-        shape=_with_instances,
+        change_gpus=_with_instances,
         cluster=True,
     ),
 ]

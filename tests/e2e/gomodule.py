@@ -23,19 +23,25 @@ class GoModule:
     `packages` are folders of that module; the last word of each is the program's name. `cgo`: with a C
     compiler, for what loads a C library; such a program must not be linked so that symbols resolve at once.
     `with_version`: links the version into the programs of Kubernetes, which report none otherwise; Berth reads the API server's.
-    `shown`: links this version in the place of the real one.
+    `reported_version`: the version that the programs report instead of their own.
     """
 
     def __init__(
-        self, name: str, module: str, packages: list[str], cgo: bool = False, with_version: bool = False, shown: str = ""
+        self,
+        name: str,
+        module: str,
+        packages: list[str],
+        cgo: bool = False,
+        with_version: bool = False,
+        reported_version: str = "",
     ) -> None:
         self.name = name
         self.module = module
         self.packages = packages
         self.cgo = cgo
-        self.with_version = with_version or bool(shown)
-        self.shown = shown
-        #: Chosen in place of that of our go.mod.
+        self.with_version = with_version or bool(reported_version)
+        self.reported_version = reported_version
+        #: The version to build instead of the one in our go.mod; empty: that one.
         self._other_version = ""
         self._source = HERE / name
 
@@ -57,7 +63,8 @@ class GoModule:
         return found.group(1)
 
     def _derive(self, folder: Path) -> None:
-        """Makes our module with the other version. Kubernetes' own modules are v0 where it is v1."""
+        """Copies our module and replaces the version of Kubernetes in its go.mod. Modules of Kubernetes that are v0.X there
+        belong to Kubernetes v1.X."""
         shutil.copytree(self._source, folder)
         file, ours = folder / "go.mod", self._required()
         text = file.read_text(encoding="utf-8").replace(ours, self._other_version)
@@ -72,7 +79,7 @@ class GoModule:
     @property
     def folder(self) -> Path:
         """Where the programs are kept; the version is part of the name, so a new one is built beside the old one."""
-        suffix = f"-shown-as-{self.shown}" if self.shown else "-with-version" if self.with_version else ""
+        suffix = f"-shown-as-{self.reported_version}" if self.reported_version else "-with-version" if self.with_version else ""
         return cache() / f"{self.name}-{self.version}{suffix}"
 
     @property
@@ -92,7 +99,7 @@ class GoModule:
             # go-nvml names functions that only some libnvidia-ml have: they are looked up when first called.
             link = "-s -w -extldflags=-Wl,-z,lazy" if self.cgo else "-s -w"
             if self.with_version:
-                link += f" -X k8s.io/component-base/version.gitVersion={self.shown or self.version}"
+                link += f" -X k8s.io/component-base/version.gitVersion={self.reported_version or self.version}"
             source = self._source
             if self._other_version:
                 source = unfinished / "source"

@@ -19,7 +19,7 @@ def uuids(count: int) -> list[str]:
 
 
 def instance_uuids(gpu: int, count: int) -> list[str]:
-    """Of the MIG instances of a GPU."""
+    """The UUIDs of the MIG instances of a GPU."""
     return [f"MIG-{gpu:08x}-{n:04x}-4e2e-8e2e-000000000e2e" for n in range(count)]
 
 

@@ -80,7 +80,7 @@ class Kubelet:
         #: How often it writes its status for the API server, from its next start on. A kubelet's default is ten
         #: seconds, in which the scheduler assigns devices that are gone.
         self.status_seconds = 1
-        #: From its next start on.
+        #: Feature gates of the kubelet, from its next start on.
         self.feature_gates: dict[str, bool] = {}
 
     def join(self, kubeconfig: Path) -> None:

@@ -107,8 +107,8 @@ def _lacking(scenario: Scenario, node: Node) -> str:
     """Why this setup cannot be played here; empty if it can."""
     if (scenario.setup.cdi or scenario.setup.auto) and not node.containerd.has_cdi:
         return f"containerd {node.containerd.version} has no CDI"
-    if int(kubelet.MODULE.version.split(".")[1]) < scenario.since:
-        return f"Kubernetes {kubelet.MODULE.version} is older than 1.{scenario.since}"
+    if int(kubelet.MODULE.version.split(".")[1]) < scenario.first_minor:
+        return f"Kubernetes {kubelet.MODULE.version} is older than 1.{scenario.first_minor}"
     return ""
 
 
@@ -128,7 +128,7 @@ def _play_scenario(node: Node, scenario: Scenario, args: argparse.Namespace, log
         scenario.before()
         scenario.install(args.nvml_library)
         fake = FakeGpus(scenario.setup.gpus, args.nvml_library)
-        scenario.shape(fake)
+        scenario.change_gpus(fake)
         berth = Berth(logs, args.berth, fake, scenario.setup, kubeconfig)
         berth.guard_binary = args.guard
         if scenario.berth_first:
@@ -196,7 +196,11 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--berth", type=Path, default=places.REPO / "target" / "release" / "berth")
     parser.add_argument("--guard", type=Path, help="berth of another release, for the guard alone; default: --berth")
     parser.add_argument("--nvml-library", type=Path, help="libfake_nvml.so; default: beside berth")
-    parser.add_argument("--kubernetes", metavar="1.MINOR.PATCH", help="kubelet and control plane of another version; built once, too")
+    parser.add_argument(
+        "--kubernetes",
+        metavar="1.MINOR.PATCH",
+        help="builds the kubelet and the control plane of this version, and keeps them for later runs",
+    )
     parser.add_argument("--containerd", default="build", metavar="build|path|FOLDER", help=_CONTAINERD_HELP)
     parser.add_argument(
         "--only", action="append", choices=[s.name for s in SCENARIOS], help="only this setup; repeatable"

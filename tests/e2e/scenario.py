@@ -11,9 +11,9 @@ class Scenario:
 
     `cluster`: on a node of an API server, with pods made by kubectl. `berth_first`: Berth runs before the first
     case; without it, the first case starts what it wants.
-    `install` is called with libfake_nvml.so, and puts a driver onto the node. `shape` is called with the GPUs before Berth
-    starts, and may change them. `modules`: the Go modules whose programs its cases run.
-    `since`: the first minor version of Kubernetes with what its cases need.
+    `install` is called with libfake_nvml.so, and puts a driver onto the node. `change_gpus` is called with the GPUs before
+    Berth starts, and may change them. `modules`: the Go modules whose programs its cases run.
+    `first_minor`: the first minor version of Kubernetes that has what the cases need.
     """
 
     def __init__(
@@ -25,9 +25,9 @@ class Scenario:
         cluster: bool = False,
         berth_first: bool = True,
         install=None,
-        shape=None,
+        change_gpus=None,
         modules: tuple[GoModule, ...] = (),
-        since: int = 0,
+        first_minor: int = 0,
     ) -> None:
         self.name = name
         self.setup = setup
@@ -36,6 +36,6 @@ class Scenario:
         self.cluster = cluster
         self.berth_first = berth_first
         self.install = install or (lambda _: None)
-        self.shape = shape or (lambda _: None)
+        self.change_gpus = change_gpus or (lambda _: None)
         self.modules = modules
-        self.since = since
+        self.first_minor = first_minor

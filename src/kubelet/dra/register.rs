@@ -179,7 +179,7 @@ impl Registrar {
     }
 
     /// Shows whether the kubelet is connected, since a kubelet that lost its connection connects again without a registration.
-    /// It need not call the driver, so that another process of root that is connected cannot be told from it.
+    /// The kubelet need not call the driver, so any connected process of root counts as the kubelet.
     fn show_connection(&self, is_connected: bool) {
         change(&self.state, |state| match (state, is_connected) {
             (DriverRegistration::Registered, false) => Some(DriverRegistration::Disconnected),

@@ -434,10 +434,20 @@ def device_request(name: str = "gpu", device_class: str = DRIVER, memory: str = 
 
 
 def create_claim(
-    bench: Bench, name: str, device_class: str = DRIVER, memory: str = "", requests: tuple[str, ...] = ("gpu",), **more
+    bench: Bench,
+    name: str,
+    device_class: str = DRIVER,
+    memory: str = "",
+    requests: tuple[str, ...] = ("gpu",),
+    same: str = "",
+    **more,
 ) -> None:
-    """Creates a claim. `requests`: their names; they are equal otherwise, and have the fields `more`."""
-    spec = {"devices": {"requests": [device_request(one, device_class, memory, **more) for one in requests]}}
+    """Creates a claim. `requests`: their names; they are equal otherwise, and have the fields `more`. `same`: an attribute that
+    must have one value on all devices."""
+    devices: dict = {"requests": [device_request(one, device_class, memory, **more) for one in requests]}
+    if same:
+        devices["constraints"] = [{"requests": list(requests), "matchAttribute": f"{DRIVER}/{same}"}]
+    spec = {"devices": devices}
     create(bench, "ResourceClaim", {"name": name, "namespace": NAMESPACE}, spec)
 
 
@@ -475,9 +485,9 @@ def start_with_claim(bench: Bench, name: str, device_class: str = DRIVER, memory
     return start_pod(bench, pod_of(name, name))
 
 
-def create_waiting(bench: Bench, name: str, device_class: str = DRIVER, memory: str = "") -> Pod:
+def create_waiting(bench: Bench, name: str, device_class: str = DRIVER, memory: str = "", **more) -> Pod:
     """Creates a claim and a pod that uses it; the scheduler must allocate nothing to the claim."""
-    create_claim(bench, name, device_class, memory)
+    create_claim(bench, name, device_class, memory, **more)
     pod = bench.node.run(pod_of(name, name))
     time.sleep(3)
     if is_allocated(bench, name):

@@ -179,6 +179,18 @@ def pairs_again(bench: Bench) -> str:
     return f"ordered_within_s={took:.0f}"
 
 
+def pairs_by_constraint(bench: Bench) -> None:
+    """A claim for GPUs of one pair gets the only pair that is left, and waits when none is left."""
+    gpus = uuids(8)
+    broken = [pair[0] for pair in PAIRS[:3]]
+    for gpu in broken:
+        start_with_claim(bench, f"single-{gpu}", uuid=gpus[gpu])
+    create_claim(bench, "whole-pair", count=2, same="nvlinkPair")
+    _runs_on_pair(bench, "whole-pair")
+    create_waiting(bench, "no-pair", count=2, same="nvlinkPair")
+    delete_all(bench)
+
+
 # A hundred devices.
 
 
@@ -376,6 +388,7 @@ SCENARIOS = [
             "slices: claims for two GPUs get those that NVLink connects": pairs_before_order,
             "slices: further claims for two GPUs get linked pairs once the order was published again": pairs_after_order,
             "slices: a claim for two GPUs gets a linked pair of GPUs that were released": pairs_again,
+            "slices: a claim that demands a pair gets one or nothing": pairs_by_constraint,
         },
         before=lambda: write_cdi_spec(uuids(8)),
         change_gpus=lambda fake: fake.connect(*PAIRS),

@@ -3,6 +3,7 @@
 pub mod breaker;
 pub mod capacity;
 pub mod listing;
+mod nvlink_groups;
 pub mod offer;
 pub mod part_state;
 pub mod placement;

@@ -10,6 +10,7 @@ use crate::hardware::health::{Health, HealthState};
 use crate::hardware::triage::Severity;
 use crate::ids::names::{DeviceId, GpuId, PartId, Resource, is_dns_label};
 use crate::node::ledger::Ledger;
+use crate::sharing::nvlink_groups::NvlinkGroups;
 use crate::sharing::offer::Consumes;
 use crate::sharing::part_state::{Device, PartState, Taken};
 use crate::sharing::via::KubeletApi;
@@ -143,7 +144,8 @@ pub struct Versions {
 #[must_use]
 pub fn publication(ledger: &Ledger, versions: &Versions) -> Vec<PublishedDevice> {
     let parts = ledger.parts.values().filter(|part| is_granted_through_dra(ledger, part));
-    let mut devices: Vec<_> = parts.flat_map(|part| published(ledger, part, versions)).collect();
+    let groups = NvlinkGroups::of(ledger);
+    let mut devices: Vec<_> = parts.flat_map(|part| published(ledger, part, versions, &groups)).collect();
     let order = |device: &PublishedDevice| {
         let part = ledger.part(&device.part).map(|part| &part.part);
         let place = part.map(|part| (part.gpu_index, part.mig.as_ref().map(|mig| mig.gpu_instance)));
@@ -280,7 +282,12 @@ fn shares(ledger: &Ledger, part: &PartState) -> Option<(Resource, Shares)> {
 }
 
 /// The whole part, its shares, or both.
-fn published(ledger: &Ledger, part: &PartState, versions: &Versions) -> Vec<PublishedDevice> {
+fn published(
+    ledger: &Ledger,
+    part: &PartState,
+    versions: &Versions,
+    groups: &NvlinkGroups,
+) -> Vec<PublishedDevice> {
     // A destroyed MIG instance does not come back.
     let is_destroyed = !part.present && !part.part.is_whole_gpu() && !part.held();
     let is_left_out = is_destroyed || ledger.is_excluded(part);
@@ -289,7 +296,7 @@ fn published(ledger: &Ledger, part: &PartState, versions: &Versions) -> Vec<Publ
         name,
         gpu: part.part.gpu.clone(),
         part: part.part.id.clone(),
-        attributes: attributes(part, &resource, matches!(capacity, Capacity::Shared(_)), versions),
+        attributes: attributes(part, &resource, matches!(capacity, Capacity::Shared(_)), versions, groups),
         capacity,
         counter: None,
         is_other_held: part.devices.iter().any(|((_, share), device)| {
@@ -318,7 +325,8 @@ pub fn attributes_of(
     id: &DeviceId,
     versions: &Versions,
 ) -> Option<BTreeMap<String, Attribute>> {
-    Some(attributes(ledger.part(&id.part)?, resource, id.share.is_some(), versions))
+    let groups = NvlinkGroups::of(ledger);
+    Some(attributes(ledger.part(&id.part)?, resource, id.share.is_some(), versions, &groups))
 }
 
 fn attributes(
@@ -326,6 +334,7 @@ fn attributes(
     resource: &Resource,
     is_shared: bool,
     versions: &Versions,
+    groups: &NvlinkGroups,
 ) -> BTreeMap<String, Attribute> {
     let part = &state.part;
     let mut all = BTreeMap::new();
@@ -353,6 +362,11 @@ fn attributes(
     add("cudaDriverVersion", version(versions.cuda.as_ref()));
     add("resource.kubernetes.io/pciBusID", part.pci_bus.and_then(|bus| text(&bus.sysfs_name())));
     add("resource.kubernetes.io/numaNode", part.numa_node.map(|node| Attribute::Number(node.into())));
+    // NVLink does not connect MIG instances.
+    if part.is_whole_gpu() {
+        add("nvlinkPair", groups.pair(&part.gpu).map(Attribute::Number));
+        add("nvlinkQuad", groups.quad(&part.gpu).map(Attribute::Number));
+    }
     if let Some(mig) = &part.mig {
         add("profile", text(&mig.profile));
         add("parentUUID", text(part.gpu.as_str()));

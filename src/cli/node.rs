@@ -120,8 +120,8 @@ fn dra(dra: &Dra) -> String {
     let counters = dra.no_counters.as_ref().map_or_else(String::new, |why| format!("; {why}"));
     let taints = match dra.drops_taints {
         true => {
-            "; devices with a taint are left out of the ResourceSlices, since the API server's feature gate DRADeviceTaints is off: \
-             enable it"
+            "; devices with a taint are left out of the ResourceSlices, since the API server drops taints: enable its feature gate \
+             DRADeviceTaints"
         }
         false => "",
     };

@@ -37,7 +37,7 @@ pub(crate) struct GatedFields {
 
 impl GatedFields {
     /// The fields that a device has.
-    fn of(device: &Device) -> Self {
+    pub(crate) fn of(device: &Device) -> Self {
         Self {
             taints: device.taints.as_ref().is_some_and(|taints| !taints.is_empty()),
             shares: device.allow_multiple_allocations == Some(true),
@@ -45,23 +45,17 @@ impl GatedFields {
         }
     }
 
-    /// Those of these fields that a device does not have.
-    pub(crate) fn missing_in(self, device: Option<&Device>) -> Self {
-        let has = device.map(Self::of).unwrap_or_default();
+    /// These fields but for those of `other`.
+    pub(crate) fn without(self, other: Self) -> Self {
         Self {
-            taints: self.taints && !has.taints,
-            shares: self.shares && !has.shares,
-            counters: self.counters && !has.counters,
+            taints: self.taints && !other.taints,
+            shares: self.shares && !other.shares,
+            counters: self.counters && !other.counters,
         }
     }
 
-    /// All fields but these.
-    pub(crate) fn others(self) -> Self {
-        Self { taints: !self.taints, shares: !self.shares, counters: !self.counters }
-    }
-
-    /// A device that has these fields.
-    pub(crate) fn device(self, driver: &str) -> Device {
+    /// A device that has these fields, for a dry run.
+    pub(crate) fn probe_device(self, driver: &str) -> Device {
         Device {
             name: "probe".into(),
             taints: self.taints.then(|| vec![taint(driver, Taint::Cordoned)]),
@@ -71,7 +65,7 @@ impl GatedFields {
         }
     }
 
-    /// Says in the log what is no longer published if the API server drops these fields, where `before` were those.
+    /// Logs what is no longer published because the API server drops these fields; `before` are those that it dropped until now.
     pub(crate) fn log_dropped(self, before: Self) {
         if self.taints && !before.taints {
             tracing::warn!(
@@ -87,15 +81,14 @@ impl GatedFields {
 
     /// Why shares are left out if these fields are dropped; `None` if they are not.
     pub(crate) fn why_no_shares(self) -> Option<String> {
-        let why =
-            "the API server drops `allowMultipleAllocations`: enable its feature gate DRAConsumableCapacity";
+        let why = "the API server drops `allowMultipleAllocations`: enable the API server's feature gate DRAConsumableCapacity";
         self.shares.then(|| why.to_owned())
     }
 
     /// The same of the shares of GPUs that are also offered whole.
     pub(crate) fn why_no_counters(self) -> Option<String> {
         let why = "the API server drops counters, so GPUs that are offered both whole and in shares are published whole \
-                   only: enable its feature gate DRAPartitionableDevices";
+                   only: enable the API server's feature gate DRAPartitionableDevices";
         self.counters.then(|| why.to_owned())
     }
 }
@@ -289,14 +282,11 @@ mod tests {
     }
 
     #[test]
-    fn a_device_shows_which_fields_were_dropped() {
-        let (none, only_taints) =
-            (GatedFields::default(), GatedFields { taints: true, ..GatedFields::default() });
-        for fields in [none, only_taints, ALL] {
-            let device = fields.device("d");
-            assert_eq!(fields.missing_in(Some(&device)), none);
-            assert_eq!(ALL.missing_in(Some(&device)).others(), fields);
-            assert_eq!(fields.missing_in(None), fields);
+    fn a_probed_device_shows_which_fields_were_dropped() {
+        let none = GatedFields::default();
+        for fields in [none, GatedFields { taints: true, ..none }, ALL] {
+            assert_eq!(GatedFields::of(&fields.probe_device("d")), fields);
+            assert_eq!(ALL.without(ALL.without(fields)), fields);
         }
         assert_eq!((none.why_no_shares(), none.why_no_counters()), (None, None));
         assert!(ALL.why_no_shares().unwrap().contains("DRAConsumableCapacity"));

@@ -1,7 +1,7 @@
 //! Publishes the node's ResourceSlices: the devices of its GPUs that are granted through DRA.
 //!
-//! The API server drops fields whose feature gate is off without an error. So it is asked first which ones it would keep, and
-//! what cannot be published without the others is left out.
+//! The API server drops fields without an error if their feature gate is off. So it is asked with a dry run which fields it keeps,
+//! and what cannot be published without the dropped fields is left out.
 //! A kubelet that starts deletes all slices of its node; the watch of them shows that, and they are published again.
 
 use super::client::{RequestError, request};
@@ -197,7 +197,9 @@ struct Publisher<'s> {
     task: &'s DraTask,
     scheduler: Scheduler,
     order: Mutex<SliceOrder>,
-    /// What the API server drops.
+    /// The fields that the API server keeps, of those that were sent.
+    kept: GatedFields,
+    /// The fields that it drops.
     dropped: GatedFields,
 }
 
@@ -211,6 +213,7 @@ impl<'s> Publisher<'s> {
             task,
             scheduler: Scheduler::default(),
             order: Mutex::default(),
+            kept: GatedFields::default(),
             dropped: GatedFields::default(),
         }
     }
@@ -227,38 +230,47 @@ impl<'s> Publisher<'s> {
         let leaves = |via: &Via| via.api == KubeletApi::Dra && via.moving;
         let moving = ledger.gpus.iter().filter(|(_, state)| leaves(&state.via));
         let moving = moving.map(|(gpu, _)| gpu.clone()).collect();
-        let mut usable = self.dropped.others();
-        usable.shares &= self.scheduler.why_no_shares(Instant::now()).is_none();
         let mut devices = publication(&ledger, &versions);
         self.order.lock().await.sort(&mut devices);
-        let slices = contents(&devices, usable, &self.task.driver);
+        let slices = contents(&devices, self.kept, &self.task.driver);
         Wanted { slices, moving }
     }
 
-    /// Reads which scheduler is to be expected, and which fields the API server keeps. It answers the dry run of a creation with
-    /// the slice that it would store. The slices themselves do not show that, since the API server keeps a field that a slice
-    /// had before the feature gate was turned off.
+    /// Reads the scheduler's version, and which fields the API server keeps: it answers the dry run of a creation with the slice that
+    /// it would store. Stored slices do not show this, since the API server keeps a field that a slice already had when the feature
+    /// gate was turned off.
     async fn read_server(&mut self) -> Result<(), RequestError> {
         self.scheduler.read(&self.client).await?;
-        // Before 1.36, counters had to be in the slice of the devices that take them.
-        let counts = self.scheduler.why_no_shares(Instant::now()).is_none();
-        let fields = GatedFields { taints: true, shares: counts, counters: counts };
+        let taints = GatedFields { taints: true, ..GatedFields::default() };
+        let can_publish_shares = self.scheduler.why_no_shares(Instant::now()).is_none();
+        let all = GatedFields { shares: can_publish_shares, counters: can_publish_shares, ..taints };
+        let kept = match self.probe(all).await {
+            // Before 1.36 a slice with devices that take counters also had to contain the counters, which the probe does not. The
+            // version may have been that of another API server.
+            Err(error) if error.code() == 422 && can_publish_shares => self.probe(taints).await?,
+            kept => kept?,
+        };
+        let dropped = all.without(kept);
+        dropped.log_dropped(self.dropped);
+        (self.kept, self.dropped) = (kept, dropped);
+        Ok(())
+    }
+
+    /// Creates a slice with these fields as a dry run; returns those that the API server keeps.
+    async fn probe(&self, fields: GatedFields) -> Result<GatedFields, RequestError> {
         let slice = ResourceSlice {
             metadata: ObjectMeta { generate_name: Some("berth-probe-".into()), ..ObjectMeta::default() },
             spec: ResourceSliceSpec {
                 driver: self.task.driver.clone(),
                 node_name: Some(self.node.to_owned()),
                 pool: ResourcePool { name: self.node.to_owned(), generation: 0, resource_slice_count: 1 },
-                devices: Some(vec![fields.device(&self.task.driver)]),
+                devices: Some(vec![fields.probe_device(&self.task.driver)]),
                 ..ResourceSliceSpec::default()
             },
         };
         let parameters = PostParams { dry_run: true, ..PostParams::default() };
-        let kept = request(self.slices.create(&parameters, &slice), RIGHT).await?;
-        let dropped = fields.missing_in(kept.spec.devices.iter().flatten().next());
-        dropped.log_dropped(self.dropped);
-        self.dropped = dropped;
-        Ok(())
+        let answered = request(self.slices.create(&parameters, &slice), RIGHT).await?;
+        Ok(answered.spec.devices.iter().flatten().next().map(GatedFields::of).unwrap_or_default())
     }
 
     /// Brings the slices up to date; returns the version of the list that shows it.

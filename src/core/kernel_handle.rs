@@ -238,10 +238,11 @@ impl KernelHandle {
     }
 
     /// These devices in the order in which the policies or the baseline would choose them. No decision is recorded, since nothing
-    /// is placed. What the policies have not ordered within a second comes last.
+    /// is placed. The baseline orders the devices that the policies have not
+    /// ordered within a second.
     pub async fn order(&self, resource: &Resource, devices: Vec<DeviceId>) -> Vec<DeviceId> {
         let node = self.snapshot();
-        let mut ordering = DeviceOrder::new(resource.clone(), devices.clone());
+        let mut ordering = DeviceOrder::new(resource.clone(), devices);
         if node.calls_policies(Hook::Place) {
             let by_policies = tokio::time::timeout(ORDER_MAX, async {
                 while let Some(request) = ordering.request() {
@@ -251,20 +252,14 @@ impl KernelHandle {
                 }
                 Some(())
             });
-            match by_policies.await {
-                Ok(Some(())) => return ordering.into_devices(),
-                Ok(None) => {}
-                Err(_) => {
-                    let (resource, seconds) = (resource.as_str(), ORDER_MAX.as_secs());
-                    tracing::warn!(
-                        resource,
-                        devices = devices.len(),
-                        "the policies have not ordered the devices within {seconds} s; those without a place are published last"
-                    );
-                    return ordering.into_devices();
-                }
+            if by_policies.await.is_err() {
+                tracing::warn!(
+                    resource = resource.as_str(),
+                    "the policies did not order all devices within {} s, so the baseline orders the others: make the hook `place` \
+                     faster",
+                    ORDER_MAX.as_secs()
+                );
             }
-            ordering = DeviceOrder::new(resource.clone(), devices);
         }
         while let Some(request) = ordering.request() {
             let chosen = placement::baseline(&node, request).devices;

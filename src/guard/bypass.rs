@@ -407,17 +407,18 @@ fn with_claims(
     allocated.has_claim_grants = !claims.is_empty();
     let parts: BTreeSet<PartId> =
         claims.iter().flat_map(|grant| &grant.parts).map(|(part, _)| part.clone()).collect();
-    // A grant has CDI devices of the kind DRIVER/berth, and one device of the node's CDI specification for each part.
+    // Each device of a grant is a CDI device of the kind DRIVER/berth, and a device of the node's CDI specification.
     let is_of_grant = |name: &&String| {
         let id = name.split_once("/berth=").and_then(|(_, id)| id.rsplit_once('-'));
         id.is_some_and(|(id, _)| claims.iter().any(|grant| grant.allocation.to_string() == id))
     };
-    let (of_grants, others): (Vec<_>, Vec<_>) =
+    let (named_by_grants, not_named): (Vec<_>, Vec<_>) =
         cdi_devices.difference(&allocated.cdi_devices).cloned().partition(|name| is_of_grant(&name));
-    allocated.cdi_devices.extend(of_grants);
-    // With more devices than parts, some are of another driver, or of a claim with admin access.
-    if others.len() <= parts.len() {
-        allocated.cdi_devices.extend(others);
+    allocated.cdi_devices.extend(named_by_grants);
+    // The others are those of the granted parts only if there are no more of them than parts. If there are more, another driver
+    // or a claim with admin access added some, and it is not known which: then none of them counts as allocated.
+    if not_named.len() <= parts.len() {
+        allocated.cdi_devices.extend(not_named);
     }
     allocated.parts.extend(parts);
     allocated
@@ -768,29 +769,33 @@ mod tests {
             grants.join("uid-of-claim/gpu/0000002a-7/GPU-1=4096/metadata.json").display().to_string();
         let mounts = vec![Mount { source, destination: "/var/run/berth/grants/0000002a-7.json".into() }];
         let device = |name: &str| CdiDevice { name: name.into() };
-        let cdi_devices = vec![device("gpu.nvidia.com/berth=0000002a-7-0"), device("nvidia.com/gpu=GPU-1")];
-        let container = Container { mounts, cdi_devices, ..privileged() };
-        let strip = Setup::new(guard::BypassAction::Strip, "");
-        strip.create(&claiming, &container).await.unwrap();
-        assert_eq!(strip.bypass.watched.lock()["c"].minors, Some([1].into()));
-        let deny = Setup::new(guard::BypassAction::Deny, "");
-        deny.create(&claiming, &container).await.unwrap_err();
-        // Another container of the pod may have devices of another driver.
-        deny.create(&claiming, &privileged()).await.unwrap();
-        // A claim of another driver, or one with admin access, has no mount.
-        for more in ["k8s.gpu.other.nvidia.com/claim=a", "nvidia.com/gpu=GPU-0"] {
-            let mut with_more = container.clone();
-            with_more.cdi_devices.push(device(more));
-            deny.create(&claiming, &with_more).await.unwrap();
+        // The kind of the node's CDI specification: NVIDIA's, or that of the one which Berth generates.
+        for kind in ["nvidia.com/gpu", "berth/gpu"] {
+            let cdi_devices =
+                vec![device("gpu.nvidia.com/berth=0000002a-7-0"), device(&format!("{kind}=GPU-1"))];
+            let container = Container { mounts: mounts.clone(), cdi_devices, ..privileged() };
             let strip = Setup::new(guard::BypassAction::Strip, "");
-            strip.create(&claiming, &with_more).await.unwrap();
-            assert!(strip.bypass.watched.lock().is_empty(), "{more}");
+            strip.create(&claiming, &container).await.unwrap();
+            assert_eq!(strip.bypass.watched.lock()["c"].minors, Some([1].into()));
+            let deny = Setup::new(guard::BypassAction::Deny, "");
+            deny.create(&claiming, &container).await.unwrap_err();
+            // Another container of the pod may have devices of another driver.
+            deny.create(&claiming, &privileged()).await.unwrap();
+            // A claim of another driver, or one with admin access, has no mount.
+            for more in ["k8s.gpu.other.nvidia.com/claim=a", &format!("{kind}=GPU-0")] {
+                let mut with_more = container.clone();
+                with_more.cdi_devices.push(device(more));
+                deny.create(&claiming, &with_more).await.unwrap();
+                let strip = Setup::new(guard::BypassAction::Strip, "");
+                strip.create(&claiming, &with_more).await.unwrap();
+                assert!(strip.bypass.watched.lock().is_empty(), "{more}");
+            }
+            // The mount names the container's GPU even while the daemon has not shown the pod.
+            let later = PodSandbox { uid: "uid-4".into(), ..pod("team") };
+            let strip = Setup::new(guard::BypassAction::Strip, "");
+            strip.create(&later, &container).await.unwrap();
+            assert_eq!(strip.bypass.watched.lock()["c"].minors, Some([1].into()));
         }
-        // The mount names the container's GPU even while the daemon has not shown the pod.
-        let later = PodSandbox { uid: "uid-4".into(), ..pod("team") };
-        let strip = Setup::new(guard::BypassAction::Strip, "");
-        strip.create(&later, &container).await.unwrap();
-        assert_eq!(strip.bypass.watched.lock()["c"].minors, Some([1].into()));
     }
 
     #[tokio::test]

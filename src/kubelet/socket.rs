@@ -93,7 +93,7 @@ impl Socket {
         self.stop.send_replace(true);
         if tokio::time::timeout(limit, &mut self.serving).await.is_err() {
             self.serving.abort();
-            // Each is served by a task of its own, which `abort` does not end.
+            // Each connection is served by a task of its own, which `abort` does not end.
             self.connections.close_all();
         }
         if self.is_in_place() {

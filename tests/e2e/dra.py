@@ -355,12 +355,8 @@ def _is_limit(mib: int, shown: dict) -> bool:
 
 
 def until_registered(bench: Bench) -> None:
-    """Waits until the kubelet has registered the driver; a Berth that has just started does not show the driver yet."""
-
-    def is_registered() -> bool:
-        return bench.berth.node().get("dra", {}).get("registered", False)
-
-    until("the kubelet has registered the driver", REGISTERED_SECONDS, is_registered)
+    """Waits until the kubelet has registered the driver."""
+    until("the kubelet has registered the driver", REGISTERED_SECONDS, lambda: bench.berth.node()["dra"]["registered"])
 
 
 def start_registered(bench: Bench) -> None:
@@ -381,7 +377,7 @@ def delete_all(bench: Bench) -> None:
 
 
 def move_all(bench: Bench, api: str = "dra") -> None:
-    """From now on all GPUs are granted through that API of the kubelet."""
+    """Moves all GPUs to that API of the kubelet (`dra` or `device-plugin`), and waits until they are moved."""
     for gpu in sorted(bench.berth.gpus()):
         bench.berth.cli("gpu", "via", gpu, api, "--wait", seconds=3 * CHANGES_SECONDS)
 
@@ -425,7 +421,7 @@ def _of_two_kinds(bench: Bench) -> list[dict]:
 
 
 def device_request(name: str = "gpu", device_class: str = DRIVER, memory: str = "", uuid: str = "", **more) -> dict:
-    """A request of a claim. `uuid`: of the device that it must get. `more`: further fields, such as `count`."""
+    """A request of a claim. `uuid`: the UUID of the device that it must be allocated. `more`: further fields, such as `count`."""
     if memory:
         more["capacity"] = {"requests": {"memory": memory}}
     if uuid:
@@ -439,14 +435,14 @@ def create_claim(
     device_class: str = DRIVER,
     memory: str = "",
     requests: tuple[str, ...] = ("gpu",),
-    same: str = "",
+    same_attribute: str = "",
     **more,
 ) -> None:
-    """Creates a claim. `requests`: their names; they are equal otherwise, and have the fields `more`. `same`: an attribute that
-    must have one value on all devices."""
+    """Creates a claim. `requests`: the names of its requests, which are equal otherwise and have the fields `more`.
+    `same_attribute`: must have one value on all devices."""
     devices: dict = {"requests": [device_request(one, device_class, memory, **more) for one in requests]}
-    if same:
-        devices["constraints"] = [{"requests": list(requests), "matchAttribute": f"{DRIVER}/{same}"}]
+    if same_attribute:
+        devices["constraints"] = [{"requests": list(requests), "matchAttribute": f"{DRIVER}/{same_attribute}"}]
     spec = {"devices": devices}
     create(bench, "ResourceClaim", {"name": name, "namespace": NAMESPACE}, spec)
 

@@ -61,7 +61,7 @@ def without_taints(bench: Bench) -> None:
     first, second = uuids(2)
     bench.berth.cordon(first)
     _shows(bench, {first: _BOTH, second: _BOTH})
-    _turn_off(bench, "DRADeviceTaints")
+    _restart_control_plane(bench, "DRADeviceTaints")
     _shows(bench, {second: _BOTH})
     if not bench.berth.node()["dra"]["dropsTaints"]:
         raise TestError(f"the API shows {bench.berth.node()['dra']}")
@@ -75,12 +75,12 @@ def without_taints(bench: Bench) -> None:
 def without_counters(bench: Bench) -> None:
     """Once DRAPartitionableDevices is turned off, GPUs are published whole only, and a GPU of which a pod holds a share is not
     published."""
-    _turn_off(bench)
+    _restart_control_plane(bench)
     _shows(bench, {gpu: _BOTH for gpu in uuids(2)})
     shared = _runs(bench, "shared", set(uuids(2)), SHARED_CLASS)
     (held,) = bench.berth.claims()["shared"]["gpus"]
     (other,) = set(uuids(2)) - {held}
-    _turn_off(bench, "DRAPartitionableDevices")
+    _restart_control_plane(bench, "DRAPartitionableDevices")
     _shows(bench, {other: _WHOLE})
     shared.beats("main")
     _says(bench, "noCounters", "DRAPartitionableDevices")
@@ -92,9 +92,9 @@ def without_counters(bench: Bench) -> None:
 
 def without_shares(bench: Bench) -> None:
     """Once DRAConsumableCapacity is turned off, GPUs are published whole only."""
-    _turn_off(bench)
+    _restart_control_plane(bench)
     _shows(bench, {gpu: _BOTH for gpu in uuids(2)})
-    _turn_off(bench, "DRAConsumableCapacity")
+    _restart_control_plane(bench, "DRAConsumableCapacity")
     _whole_only(bench, "DRAConsumableCapacity")
 
 
@@ -185,9 +185,9 @@ def pairs_by_constraint(bench: Bench) -> None:
     broken = [pair[0] for pair in PAIRS[:3]]
     for gpu in broken:
         start_with_claim(bench, f"single-{gpu}", uuid=gpus[gpu])
-    create_claim(bench, "whole-pair", count=2, same="nvlinkPair")
+    create_claim(bench, "whole-pair", count=2, same_attribute="nvlinkPair")
     _runs_on_pair(bench, "whole-pair")
-    create_waiting(bench, "no-pair", count=2, same="nvlinkPair")
+    create_waiting(bench, "no-pair", count=2, same_attribute="nvlinkPair")
     delete_all(bench)
 
 
@@ -240,14 +240,14 @@ def old_driver_and_long_model(bench: Bench) -> None:
 
 
 def _restart(bench: Bench, *off: str, server: Path | None = None) -> None:
-    """Restarts everything without these feature gates."""
+    """Restarts Berth, the kubelet and the control plane, with these feature gates off and all others on."""
     bench.berth.stop()
     _configure(bench, *off, server=server)
     start_registered(bench)
 
 
-def _turn_off(bench: Bench, *off: str) -> None:
-    """Restarts the control plane without these feature gates, and with all others. Kubelet, Berth and slices stay."""
+def _restart_control_plane(bench: Bench, *off: str) -> None:
+    """Restarts only the control plane, with these feature gates off and all others on. The kubelet, Berth and the slices stay."""
     bench.node.cluster.restart({name: False for name in off})
     bench.node.cluster.ready()
 

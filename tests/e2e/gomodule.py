@@ -41,7 +41,7 @@ class GoModule:
         self.cgo = cgo
         self.with_version = with_version or bool(reported_version)
         self.reported_version = reported_version
-        #: The version to build instead of the one in our go.mod; empty: that one.
+        #: The version to build; if empty, the one in our go.mod.
         self._other_version = ""
         self._source = HERE / name
 

@@ -80,7 +80,7 @@ impl Filter {
         };
         let (namespace, pod, resource) = found.names();
         is(&self.namespace, namespace)
-            && is(&self.pod, pod)
+            && (is(&self.pod, pod) || found.claim_pods().any(|pod| Some(pod) == self.pod.as_deref()))
             && is(&self.resource, Some(resource))
             && self.gpu.as_deref().is_none_or(on_gpu)
     }
@@ -120,6 +120,15 @@ impl<'l> Found<'l> {
             Self::Live(a) => (a.holder.namespace.as_deref(), a.holder.pod.as_deref(), a.resource.as_str()),
             Self::Ended(past) => (past.namespace(), past.pod(), past.resource().as_str()),
         }
+    }
+
+    /// The names of the pods of its claim that are recorded.
+    fn claim_pods(self) -> impl Iterator<Item = &'l str> {
+        let claim = match self {
+            Self::Live(a) => a.origin.claim(),
+            Self::Ended(past) => past.claim(),
+        };
+        claim.into_iter().flat_map(|request| &request.pods).map(|pod| pod.name.as_str())
     }
 
     /// The sort key of the list. It does not change when an allocation ends, so that a page starts where the previous

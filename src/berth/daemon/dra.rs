@@ -39,7 +39,7 @@ impl DraChannels {
                 DriverRegistration::Registered => None,
                 DriverRegistration::Waiting => Some("the kubelet has not called it yet".to_owned()),
                 DriverRegistration::Disconnected => Some(
-                    "the kubelet is not connected to the driver: it was stopped, or is restarting".to_owned(),
+                    "the kubelet is not connected to the driver, since the kubelet was stopped or is restarting".to_owned(),
                 ),
                 DriverRegistration::Failed(why) => Some(why.clone()),
             };
@@ -82,7 +82,7 @@ impl Base {
         }
     }
 
-    /// Names the GPUs in the log that need the driver, if it is not enabled.
+    /// Logs which GPUs are granted through DRA if the driver, which they need, is not enabled.
     pub(super) fn warn_without_driver(&self) {
         if self.config.dra.enabled {
             return;

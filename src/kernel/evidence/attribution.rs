@@ -135,16 +135,16 @@ pub(crate) fn find_attribution(ledger: &Ledger, gpu: &GpuId, process: &Process) 
         Owner::Pod(pod) => {
             let of_same_pod: Vec<_> =
                 candidates.iter().copied().filter(|a| is_held_by(a, &pod.uid)).collect();
-            let may_have_others = |a: &&Allocation| {
+            let may_have_unrecorded_pods = |a: &&Allocation| {
                 a.pod_uids().next().is_none()
                     || a.origin.claim().is_some_and(ClaimRequest::may_have_more_pods)
             };
-            let unattributed: Vec<_> =
-                candidates.iter().copied().filter(may_have_others).map(|a| a.id).collect();
+            let possible: Vec<_> =
+                candidates.iter().copied().filter(may_have_unrecorded_pods).map(|a| a.id).collect();
             if !of_same_pod.is_empty() {
                 select_within_pod(&of_same_pod, pod)
-            } else if !unattributed.is_empty() {
-                Some(Attribution::Possibly(unattributed))
+            } else if !possible.is_empty() {
+                Some(Attribution::Possibly(possible))
             } else {
                 process.identity.ignored.then_some(Attribution::Ignored)
             }
@@ -270,7 +270,11 @@ fn select_within_pod(allocations: &[&Allocation], pod: &PodProcess) -> Option<At
 fn unexplained_pod_reason(ledger: &Ledger, gpu: &GpuId, uid: &str) -> Reason {
     let on_gpu =
         |past: &EndedAllocation<'_>| past.devices().iter().any(|d| ledger.gpu_id_of(&d.part) == *gpu);
-    if let Some(ended) = ledger.ended.iter().rev().find(|past| past.pod_uid() == Some(uid) && on_gpu(past)) {
+    let was_held = |past: &EndedAllocation<'_>| {
+        let mut of_claim = past.claim().into_iter().flat_map(|request| &request.pods);
+        past.pod_uid() == Some(uid) || of_claim.any(|pod| pod.uid == uid)
+    };
+    if let Some(ended) = ledger.ended.iter().rev().find(|past| was_held(past) && on_gpu(past)) {
         return Reason::Leftover { allocation: ended.id };
     }
     let by = ledger.pods.as_ref().and_then(|view| view.pods.get(uid)?.bypass.clone());

@@ -53,7 +53,7 @@ impl Allocation {
         of_claim.map(|pod| pod.uid.as_str()).chain(shown)
     }
 
-    /// Its holders: the pods of its claim that are recorded, or else the one that the sources have shown.
+    /// The pods of its claim that are recorded; without such pods, the one holder that the sources have shown.
     pub fn holders(&self) -> impl Iterator<Item = Holder> {
         let of_claim = self.origin.holders();
         let shown = of_claim.is_empty().then(|| self.holder.clone());

@@ -86,8 +86,8 @@ pub struct Allocated {
     pub parts: BTreeSet<PartId>,
     /// Whether it has GPUs of which Berth does not know the parts: another plugin allocated them, or an older release of Berth.
     pub has_unknown_gpus: bool,
-    /// Whether Berth granted it GPUs through claims. Those of another DRA driver are CDI devices, as are those of a claim with
-    /// admin access.
+    /// Whether Berth granted it GPUs through claims. GPUs of another DRA driver or of a claim with admin access do not count: the
+    /// container has them only as CDI devices.
     pub has_claim_grants: bool,
 }
 
@@ -236,11 +236,11 @@ pub const MOUNT_SOURCE: &str = "/dev/null";
 /// `container/runtime/nri/plugin.go`).
 pub const NRI_ANNOTATIONS: &str = "nvidia.cdi.k8s.io";
 
-/// Whether a CDI device with this name is a GPU, such as `nvidia.com/gpu=0` and `k8s.gpu.nvidia.com/claim=ID`.
+/// Whether a CDI device with this name is a GPU, such as `nvidia.com/gpu=0`, `k8s.gpu.nvidia.com/claim=ID` and `berth/gpu=0`.
 #[must_use]
 pub fn is_gpu(cdi_device: &str) -> bool {
     let kind = cdi_device.split('=').next().unwrap_or_default();
-    kind.contains("nvidia.com") && kind.contains("gpu")
+    kind.ends_with("/gpu") || kind.contains("nvidia.com") && kind.contains("gpu")
 }
 
 /// The value of `NVIDIA_VISIBLE_DEVICES` by which NVIDIA's runtime selects GPUs, by the container's environment, `KEY=VALUE`.
@@ -428,6 +428,7 @@ mod tests {
         for (name, expected) in [
             ("nvidia.com/gpu=all", true),
             ("k8s.gpu.nvidia.com/claim=1", true),
+            ("berth/gpu=GPU-1", true),
             ("management.nvidia.com/gpu=all", true),
             ("rdma.example.com/nic=gpu-nvidia.com", false),
             ("nvidia.com/nic=1", false),

@@ -64,8 +64,10 @@ pub fn gpu_holders(ledger: &Ledger) -> BTreeMap<GpuId, GpuHolders> {
     }
     let mut devices: BTreeMap<(GpuId, PodName), BTreeSet<&DeviceId>> = BTreeMap::new();
     let mut memory: BTreeMap<(GpuId, PodName), u64> = BTreeMap::new();
-    for allocation in ledger.live.values() {
-        let Some(name) = PodName::of(&allocation.holder) else { continue };
+    for (allocation, holder) in
+        ledger.live.values().flat_map(|one| one.holders().map(move |holder| (one, holder)))
+    {
+        let Some(name) = PodName::of(&holder) else { continue };
         for id in &allocation.devices {
             let key = (ledger.gpu_id_of(&id.part), name.clone());
             // An overlapped allocation names devices of a newer one.

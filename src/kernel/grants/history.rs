@@ -288,6 +288,12 @@ impl<'h> EndedAllocation<'h> {
         &self.entry.common.resource
     }
 
+    /// The request of the claim that it was for; `None` if it was of the device plugin.
+    #[must_use]
+    pub fn claim(self) -> Option<&'h ClaimRequest> {
+        self.entry.origin.claim()
+    }
+
     /// The devices, sorted.
     #[must_use]
     pub fn devices(self) -> &'h [DeviceId] {

@@ -70,7 +70,7 @@ pub fn prepare(ledger: &Ledger, wanted: &ClaimToPrepare, answer_is_final: bool, 
     let verdict = |changes, refusal| Verdict { entry: Entry { at: now, changes }, refusal };
     let live = allocations_of(ledger, &wanted.claim.uid);
     if is_prepared(&live, wanted) {
-        return verdict(change_pods(ledger, &wanted.claim.uid, &wanted.pods), None);
+        return verdict(record_pods(ledger, &wanted.claim.uid, &wanted.pods), None);
     }
     let ends: Vec<_> = live.iter().map(|a| (a.id, EndReason::Superseded)).collect();
     let mut changes = end_changes(ledger, &ends);
@@ -95,16 +95,17 @@ pub fn prepare(ledger: &Ledger, wanted: &ClaimToPrepare, answer_is_final: bool, 
     verdict(changes, None)
 }
 
-/// The changes by which the allocations of a claim have these pods.
+/// The changes that record these pods in the allocations of a claim.
 #[must_use]
-pub fn change_pods(ledger: &Ledger, claim_uid: &str, pods: &[ClaimPod]) -> Vec<Change> {
+pub fn record_pods(ledger: &Ledger, claim_uid: &str, pods: &[ClaimPod]) -> Vec<Change> {
     let pods = &pods[..pods.len().min(CLAIM_PODS_MAX)];
     let is_outdated = |a: &&Allocation| a.origin.claim().is_some_and(|request| request.pods != pods);
     let outdated = allocations_of(ledger, claim_uid).into_iter().filter(is_outdated);
     outdated.map(|a| Change::ClaimPodsChanged { id: a.id, pods: pods.to_vec() }).collect()
 }
 
-/// Claims whose recorded pods differ from the pods whose specs name the claim, each with the UIDs of the latter.
+/// Claims whose recorded pods are not the unfinished pods whose specs name the claim, each with the UIDs of these pods. A claim
+/// that no such pod names is left out, and so are further pods of a claim that has [`CLAIM_PODS_MAX`] already.
 #[must_use]
 pub fn claims_with_outdated_pods(ledger: &Ledger) -> BTreeMap<Claim, BTreeSet<String>> {
     let Some(view) = &ledger.pods else { return BTreeMap::new() };
@@ -123,9 +124,9 @@ pub fn claims_with_outdated_pods(ledger: &Ledger) -> BTreeMap<Claim, BTreeSet<St
     let outdated = by_claim.into_iter().filter_map(|(claim, request)| {
         let pods = pods_of(claim);
         let is_recorded = |uid: &String| request.pods.iter().any(|pod| pod.uid == *uid);
-        let all_run = request.pods.iter().all(|pod| pods.contains(&pod.uid));
+        let are_all_shown = request.pods.iter().all(|pod| pods.contains(&pod.uid));
         let is_complete = request.may_have_more_pods() || pods.iter().all(is_recorded);
-        (!(pods.is_empty() || all_run && is_complete)).then(|| (claim.clone(), pods))
+        (!(pods.is_empty() || are_all_shown && is_complete)).then(|| (claim.clone(), pods))
     });
     outdated.collect()
 }

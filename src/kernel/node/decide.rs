@@ -39,7 +39,7 @@ pub fn decide(ledger: &Ledger, command: &Command, now: Now) -> Verdict {
             return prepare::prepare(ledger, claim, answer_is_final, now);
         }
         Command::Unprepare { claim } => Ok(prepare::unprepare(ledger, claim)),
-        Command::RecordClaimPods { claim, pods } => Ok(prepare::change_pods(ledger, claim, pods)),
+        Command::RecordClaimPods { claim, pods } => Ok(prepare::record_pods(ledger, claim, pods)),
         Command::AdoptClaims(found) => Ok(prepare::adopt(ledger, found, now)),
         Command::If { expected, then } => match expected.check(ledger) {
             Ok(()) => return decide(ledger, then, now),

@@ -637,7 +637,8 @@ impl Ledger {
     #[must_use]
     pub fn pod_by_uid(&self, uid: &str) -> Option<Holder> {
         self.pod_in_view(uid).or_else(|| {
-            let mut holders = self.live.values().flat_map(|a| a.holders());
+            let of_pod = self.live.values().filter(|a| a.pod_uids().any(|one| one == uid));
+            let mut holders = of_pod.flat_map(|a| a.holders());
             let holder = holders.find(|h| h.pod_uid.as_deref() == Some(uid) && h.pod.is_some())?;
             Some(Holder { pod_uid: None, container: None, ..holder })
         })

@@ -3,9 +3,13 @@
 
 use crate::ids::names::GpuId;
 use crate::node::ledger::Ledger;
-use std::collections::{BTreeMap, BTreeSet};
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
 
-/// The groups of the node's GPUs. The numbers begin with 0 at the GPU with the lowest index.
+/// The most GPUs that are grouped: all sets of four are compared. No server has more.
+const GPUS_MAX: usize = 32;
+
+/// The groups of the node's GPUs. Pairs and quads are each numbered from 0, in the order of their GPU with the lowest index.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct NvlinkGroups {
     pairs: BTreeMap<GpuId, i64>,
@@ -13,17 +17,24 @@ pub(crate) struct NvlinkGroups {
 }
 
 impl NvlinkGroups {
-    /// Forms pairs of the GPUs with the most NVLinks between them first, and quads of two such pairs.
+    /// Forms quads first, and then pairs, within the quads where there are some. A quad or pair that begins at a multiple of its
+    /// size is preferred, so that the groups of other GPUs stay when one is lost.
     pub(crate) fn of(ledger: &Ledger) -> Self {
-        if ledger.links.iter().all(|(_, _, link)| link.nvlinks == 0) {
-            return Self::default();
+        let nodes = Gpus::of(ledger);
+        let quads = nodes.disjoint(nodes.cliques::<4>());
+        let quad_of = |gpu: usize| quads.iter().position(|quad| quad.contains(&gpu));
+        let mut pairs = Vec::new();
+        for quad in &quads {
+            let [a, b, c, d] = *quad;
+            let halves = [[[a, b], [c, d]], [[a, c], [b, d]], [[a, d], [b, c]]];
+            let best = halves.into_iter().min_by_key(|[x, y]| Reverse(nodes.strength(x) + nodes.strength(y)));
+            pairs.extend(best.into_iter().flatten());
         }
-        let wholes = ledger.parts.values().filter(|part| part.part.is_whole_gpu());
-        let mut gpus: Vec<_> = wholes.map(|part| (part.part.gpu_index, &part.part.gpu)).collect();
-        gpus.sort();
-        let pairs = joined(ledger, &gpus.into_iter().map(|(_, gpu)| vec![gpu]).collect::<Vec<_>>());
-        let quads = joined(ledger, &pairs);
-        Self { pairs: numbered(&pairs), quads: numbered(&quads) }
+        let mut of_others = nodes.cliques::<2>();
+        of_others.retain(|pair| pair.iter().all(|gpu| quad_of(*gpu).is_none()));
+        pairs.extend(nodes.disjoint(of_others));
+        pairs.sort_unstable();
+        Self { pairs: nodes.numbered(&pairs), quads: nodes.numbered(&quads) }
     }
 
     /// The pair that a GPU belongs to, if any.
@@ -37,34 +48,85 @@ impl NvlinkGroups {
     }
 }
 
-/// Joins two groups at a time whose GPUs all have NVLinks to those of the other, the most NVLinks first. A group without such a
-/// partner is left out. The result has the order of the given groups.
-fn joined<'l>(ledger: &Ledger, groups: &[Vec<&'l GpuId>]) -> Vec<Vec<&'l GpuId>> {
-    let nvlinks = |a: &GpuId, b: &GpuId| ledger.links.between(a, b).map_or(0, |link| link.nvlinks);
-    let between = |a: &[&GpuId], b: &[&GpuId]| -> Option<u32> {
-        let each = a.iter().flat_map(|a| b.iter().map(move |b| nvlinks(a, b)));
-        each.map(|links| (links > 0).then_some(links)).sum()
-    };
-    let mut candidates = Vec::new();
-    for a in 0..groups.len() {
-        for b in a + 1..groups.len() {
-            candidates.extend(between(&groups[a], &groups[b]).map(|links| (links, a, b)));
-        }
-    }
-    candidates.sort_by_key(|(links, a, b)| (std::cmp::Reverse(*links), *a, *b));
-    let (mut taken, mut joined) = (BTreeSet::new(), BTreeMap::new());
-    for (_, a, b) in candidates {
-        if !taken.contains(&a) && !taken.contains(&b) {
-            taken.extend([a, b]);
-            joined.insert(a, [&groups[a][..], &groups[b][..]].concat());
-        }
-    }
-    joined.into_values().collect()
+/// The GPUs of the node in the order of their indices, and how strongly NVLink connects each two.
+struct Gpus<'l> {
+    gpus: Vec<(u32, &'l GpuId)>,
+    /// 0 without NVLinks, 2 with at least three quarters of the most that two GPUs of the node have, and 1 with fewer: a link that
+    /// is down does not make new groups of all GPUs.
+    strengths: Vec<Vec<u32>>,
 }
 
-fn numbered(groups: &[Vec<&GpuId>]) -> BTreeMap<GpuId, i64> {
-    let gpus = (0..).zip(groups).flat_map(|(number, group)| group.iter().map(move |gpu| (*gpu, number)));
-    gpus.map(|(gpu, number)| (gpu.clone(), number)).collect()
+impl<'l> Gpus<'l> {
+    fn of(ledger: &'l Ledger) -> Self {
+        let whole =
+            ledger.parts.values().filter(|part| part.part.is_whole_gpu() && !ledger.is_excluded(part));
+        let mut gpus: Vec<_> = whole.map(|part| (part.part.gpu_index, &part.part.gpu)).collect();
+        gpus.sort();
+        gpus.truncate(GPUS_MAX);
+        let most = ledger.links.iter().map(|(_, _, link)| link.nvlinks).max().unwrap_or(0);
+        let strength = |a: &GpuId, b: &GpuId| match ledger.links.between(a, b).map_or(0, |link| link.nvlinks)
+        {
+            0 => 0,
+            nvlinks if 4 * nvlinks >= 3 * most => 2,
+            _ => 1,
+        };
+        let of = |a: &GpuId| gpus.iter().map(|(_, b)| strength(a, b)).collect();
+        let strengths = gpus.iter().map(|(_, a)| of(a)).collect();
+        Self { gpus, strengths }
+    }
+
+    fn strength(&self, group: &[usize]) -> u32 {
+        pairs_of(group).map(|(a, b)| self.strengths[a][b]).sum()
+    }
+
+    /// All sets of this many GPUs that are all connected with each other, the best first.
+    fn cliques<const SIZE: usize>(&self) -> Vec<[usize; SIZE]> {
+        let mut sets: Vec<Vec<usize>> = vec![Vec::new()];
+        for _ in 0..SIZE {
+            let grown = sets.iter().flat_map(|set| {
+                let from = set.last().map_or(0, |last| last + 1);
+                let next = (from..self.gpus.len())
+                    .filter(|gpu| set.iter().all(|one| self.strengths[*one][*gpu] > 0));
+                next.map(move |gpu| [&set[..], &[gpu]].concat())
+            });
+            sets = grown.collect();
+        }
+        let mut cliques: Vec<[usize; SIZE]> =
+            sets.into_iter().filter_map(|set| set.try_into().ok()).collect();
+        let size = u32::try_from(SIZE).unwrap_or(u32::MAX);
+        let is_aligned = |set: &[usize]| {
+            let mut blocks = set.iter().map(|gpu| self.gpus[*gpu].0 / size);
+            let first = blocks.next();
+            blocks.all(|block| Some(block) == first)
+        };
+        cliques.sort_by_key(|set| (Reverse(self.strength(set)), !is_aligned(set), *set));
+        cliques
+    }
+
+    /// Those that have no GPU in common with one before them, in the order of their GPUs.
+    fn disjoint<const SIZE: usize>(&self, cliques: Vec<[usize; SIZE]>) -> Vec<[usize; SIZE]> {
+        let mut is_taken = vec![false; self.gpus.len()];
+        let mut chosen = Vec::new();
+        for set in cliques {
+            if set.iter().all(|gpu| !is_taken[*gpu]) {
+                set.iter().for_each(|gpu| is_taken[*gpu] = true);
+                chosen.push(set);
+            }
+        }
+        chosen.sort_unstable();
+        chosen
+    }
+
+    fn numbered<const SIZE: usize>(&self, groups: &[[usize; SIZE]]) -> BTreeMap<GpuId, i64> {
+        let numbers =
+            (0..).zip(groups).flat_map(|(number, group)| group.iter().map(move |gpu| (*gpu, number)));
+        numbers.map(|(gpu, number)| (self.gpus[gpu].1.clone(), number)).collect()
+    }
+}
+
+/// Each two of them.
+fn pairs_of(group: &[usize]) -> impl Iterator<Item = (usize, usize)> + '_ {
+    group.iter().enumerate().flat_map(|(n, a)| group[n + 1..].iter().map(move |b| (*a, *b)))
 }
 
 #[cfg(test)]
@@ -75,7 +137,7 @@ mod tests {
     use crate::node::command::Command;
     use crate::node::decide::decide;
 
-    /// The pairs and quads of GPUs with these NVLinks, each as `PAIR:GPUS`.
+    /// The pairs and quads of GPUs with these NVLinks, each as `NUMBER:GPUS`.
     fn groups(count: u32, nvlinks: &[(u32, u32, u32)]) -> (Vec<String>, Vec<String>) {
         let id = |n: u32| GpuId::parse(&format!("GPU-{n}")).unwrap();
         let mut links = Links::default();
@@ -112,11 +174,19 @@ mod tests {
     }
 
     #[test]
-    fn a_switch_makes_pairs_and_quads_of_neighbours() {
-        let all: Vec<(u32, u32, u32)> = (0..8).flat_map(|a| (a + 1..8).map(move |b| (a, b, 18))).collect();
+    fn a_switch_makes_pairs_and_quads_of_neighbours_also_without_a_link_or_a_gpu() {
+        let mut all: Vec<(u32, u32, u32)> =
+            (0..8).flat_map(|a| (a + 1..8).map(move |b| (a, b, 18))).collect();
+        let (pairs, quads) = (["0:01", "1:23", "2:45", "3:67"], ["0:0123", "1:4567"]);
+        assert_eq!(groups(8, &all), (pairs.map(str::to_owned).to_vec(), quads.map(str::to_owned).to_vec()));
+        all.iter_mut().filter(|(a, b, _)| *a == 3 || *b == 3).for_each(|(_, _, links)| *links = 17);
+        assert_eq!(groups(8, &all), (pairs.map(str::to_owned).to_vec(), quads.map(str::to_owned).to_vec()));
+        all.retain(|(a, b, _)| *a != 2 && *b != 2);
         let (pairs, quads) = groups(8, &all);
-        assert_eq!(pairs, ["0:01", "1:23", "2:45", "3:67"]);
-        assert_eq!(quads, ["0:0123", "1:4567"]);
+        assert_eq!(
+            (pairs, quads),
+            (["0:01", "1:45", "2:67"].map(str::to_owned).to_vec(), vec!["0:4567".to_owned()])
+        );
     }
 
     /// The hybrid cube mesh of a DGX-1 with V100.

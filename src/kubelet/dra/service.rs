@@ -52,9 +52,10 @@ const GONE_CHECKS: u32 = 10;
 /// Most commands at a time that wait for the keeper, so that a burst of claims does not fill its inbox and make it refuse an
 /// Allocate, which the kubelet does not repeat.
 const COMMANDS_MAX: usize = 16;
-/// The interval at which releases that could not be recorded are tried again, and the first such interval for the pods of a claim.
+/// The wait before a release that could not be recorded is tried again, and before a claim whose recorded pods are outdated is
+/// read for the second time.
 const RETRY_AFTER_FAILURE: Duration = Duration::from_secs(5);
-/// The longest interval at which a claim is read again whose recorded pods are outdated.
+/// The longest wait before a claim whose recorded pods are outdated is read again.
 const PODS_RETRY_MAX: Duration = Duration::from_secs(60);
 
 /// The server of the driver's API.
@@ -216,7 +217,11 @@ impl Driver {
         let calls = self.calls_of(&claim.uid);
         let unprepares = *calls.unprepares.lock();
         let deadline = arrived + self.settings.wait_max;
-        let why = match self.read(&claim.namespace, &claim.name, deadline).await {
+        let is_prepared = !allocations_of(&self.kernel.snapshot(), &claim.uid).is_empty();
+        // The record answers for a claim that is prepared, so its call need not wait for a slow API server.
+        let begin_before =
+            if is_prepared { arrived + READ_MAX } else { deadline - READ_MAX.min(self.settings.wait_max) };
+        let why = match self.read(&claim.namespace, &claim.name, begin_before).await {
             Ok(read) => {
                 let read = read.filter(|read| read.claim.uid == claim.uid);
                 let read =
@@ -235,7 +240,7 @@ impl Driver {
         self.answer_of_record(claim, why).await
     }
 
-    /// Reads a claim; waits until `begin_before` for a place among [`READS_MAX`].
+    /// Reads a claim from the API server. [`READS_MAX`] reads run at a time: it fails if they leave no room before `begin_before`.
     async fn read(
         &self,
         namespace: &str,
@@ -243,7 +248,7 @@ impl Driver {
         begin_before: Instant,
     ) -> Result<Option<ClaimOfServer>, String> {
         let Ok(_place) = timeout_at(begin_before, self.reads.acquire()).await else {
-            return Err(format!("{READS_MAX} other claims were being read all the time"));
+            return Err(format!("{READS_MAX} reads of other claims did not end in time"));
         };
         let late = |_| Err(format!("no answer within {} s", READ_MAX.as_secs()));
         timeout(READ_MAX, self.claims.read(namespace, name)).await.unwrap_or_else(late)
@@ -467,14 +472,15 @@ impl Driver {
     /// never returns.
     pub(super) async fn record_pods(self: Arc<Self>) {
         let mut snapshots = self.kernel.watch();
-        // For each claim the pods when it was read, when it is read again if they stay outdated, and how long after that.
+        // For each claim that was read: the pods that named it then, the time of the next read if its recorded pods are still
+        // outdated, and the wait after that read.
         let mut reads: BTreeMap<KernelClaim, (BTreeSet<String>, Instant, Duration)> = BTreeMap::new();
-        let mut known: Option<Snapshot> = None;
+        let mut last_ledger: Option<Snapshot> = None;
         loop {
             let ledger = snapshots.borrow_and_update().clone();
-            let is_same = known.as_ref().is_some_and(|known| {
-                Arc::ptr_eq(&known.live, &ledger.live)
-                    && known.pods.as_ref().map(Arc::as_ptr) == ledger.pods.as_ref().map(Arc::as_ptr)
+            let is_same = last_ledger.as_ref().is_some_and(|last| {
+                Arc::ptr_eq(&last.live, &ledger.live)
+                    && last.pods.as_ref().map(Arc::as_ptr) == ledger.pods.as_ref().map(Arc::as_ptr)
             });
             let now = Instant::now();
             if !is_same || reads.values().any(|(_, again, _)| *again <= now) {
@@ -490,7 +496,7 @@ impl Driver {
                         reads.insert(claim, (pods, Instant::now() + wait, (2 * wait).min(PODS_RETRY_MAX)));
                     }
                 }
-                known = Some(ledger);
+                last_ledger = Some(ledger);
             }
             let again = reads.values().map(|(_, again, _)| *again).min();
             let changed = match again {
@@ -503,13 +509,13 @@ impl Driver {
         }
     }
 
-    /// Records the pods that the API server shows of a claim.
+    /// Records the pods that the API server shows for a claim.
     async fn record_pods_of(&self, claim: &KernelClaim) {
         let (namespace, name) = (&claim.namespace, &claim.name);
         let recorded = match self.read(namespace, name, Instant::now() + READ_MAX).await {
             Err(why) => Err(why),
             Ok(read) => {
-                // There may be another claim of this name.
+                // Meanwhile another claim may have this name.
                 let Some(read) = read.filter(|read| read.claim == *claim) else { return };
                 let command = Command::RecordClaimPods { claim: claim.uid.clone(), pods: read.pods };
                 self.kernel.execute(command).await.map_err(|error| error.to_string())

@@ -573,7 +573,7 @@ async fn a_pod_that_begins_to_use_a_prepared_claim_is_recorded() {
         let pods = uids.iter().map(|uid| ClaimPod { uid: (*uid).into(), name: (*uid).into() });
         node.server.claims.lock().unwrap().get_mut("common").unwrap().pods = pods.collect();
     };
-    // The claim is reserved for the second pod when the node has it already.
+    // The node has the second pod before the claim is reserved for it.
     show(&["pod-of-common", "second"]).await;
     until_async("the claim is read", || node.server.reads.load(Ordering::SeqCst) > 1).await;
     reserve(&["pod-of-common", "second"]);
@@ -594,7 +594,7 @@ async fn a_pod_that_begins_to_use_a_prepared_claim_is_recorded() {
     show(&["second", "third", "fourth"]).await;
     until_async("the claim is read again", || node.server.reads.load(Ordering::SeqCst) > reads + 1).await;
     assert_eq!(recorded(&node.node.kernel.snapshot()), ["second"]);
-    // It is unprepared: a pod that is recorded afterwards gets nothing granted.
+    // Recording a pod of a claim that was unprepared grants nothing.
     node.unprepare(&claim).await;
     let pods = vec![ClaimPod { uid: "second".into(), name: "second".into() }];
     node.node.kernel.execute(Command::RecordClaimPods { claim: claim.uid, pods }).await.unwrap();

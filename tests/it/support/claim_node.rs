@@ -116,7 +116,7 @@ impl ClaimNode {
         self.allocated(name, gpus.iter().enumerate().map(result).collect())
     }
 
-    /// A claim with a request for each `(gpu, shares)`, to which the scheduler has allocated the memory of so many shares.
+    /// A claim with a request for each `(gpu, shares)`, to which the scheduler has allocated the memory of that number of shares.
     pub(crate) fn shares(&self, name: &str, gpus: &[(u32, u64)]) -> dra::Claim {
         let result = |(index, (gpu, shares)): (usize, &(u32, u64))| DeviceResult {
             share_id: Some(format!("share-{name}-{index}")),

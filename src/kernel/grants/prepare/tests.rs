@@ -2,12 +2,12 @@ use super::*;
 use crate::drain::eviction::EvictionOutcome;
 use crate::drain::eviction_plan::{self, EvictionStatus};
 use crate::drain::marks::Author;
-use crate::evidence::attribution::{Attribution, attribute_process};
+use crate::evidence::attribution::{Attribution, Reason, attribute_process};
 use crate::evidence::kubelet_view::{KubeletAge, PodList, ReconcileView};
 use crate::evidence::pods::tests::pod_without_containers;
 use crate::evidence::pods::{Pod, PodsSource, PodsView, Stage};
 use crate::evidence::running::running_sources;
-use crate::grants::gpu_holders::pod_uses;
+use crate::grants::gpu_holders::{gpu_holders, pod_uses};
 use crate::hardware::device_access::DeviceAccess;
 use crate::ids::names::{AllocationId, GpuId};
 use crate::node::command::{Attempt, Command};
@@ -289,6 +289,8 @@ fn all_pods_of_a_claim_hold_its_devices() {
     let [id] = prepared(&mut node, &reserved(&["one", "two"])).unwrap()[..] else { panic!("one request") };
     show(&mut node, &["one", "two"]);
     node.look(&[("GPU-0", process(1, "GPU-0", of_pod("two", "main")))]);
+    let holders = &gpu_holders(&node.ledger)[&gpu_id("GPU-0")].pods;
+    assert!(holders.iter().map(|holder| holder.name.pod.as_str()).eq(["one", "two"]), "{holders:?}");
     let uses = pod_uses(&node.ledger);
     assert!(uses[&gpu_id("GPU-0")].keys().map(|name| name.pod.as_str()).eq(["two"]), "{uses:?}");
     let author = Author::api("me".into(), String::new());
@@ -309,6 +311,9 @@ fn all_pods_of_a_claim_hold_its_devices() {
     assert_eq!(status(&node)[1], two);
     assert_ne!(status(&node)[0].1, EvictionStatus::NotRequested, "the first pod is shown no more");
     assert!(node.decide(&Command::End { id, force: false }).is_err(), "the second pod runs");
+    unprepared(&mut node, "a");
+    let left = attribute_process(&node.ledger, &gpu_id("GPU-0"), &process(1, "GPU-0", of_pod("two", "main")));
+    assert_eq!(left, Attribution::Unexplained(Reason::Leftover { allocation: id }));
 }
 
 /// The allocation of a claim for this device of another store.

@@ -548,7 +548,8 @@ impl Ledger {
         }
     }
 
-    /// The GPU is in the device lists, and its wait begins again. If it was not, so does that of its retiring devices.
+    /// The GPU is in the device lists, and its wait begins again. If it was not, so does that of its retiring devices, and of its
+    /// instances that were destroyed.
     fn list_gpu(&mut self, gpu: &GpuId, at: Now) {
         let mut was_listed = true;
         self.with_gpu(gpu, |g| {
@@ -557,6 +558,9 @@ impl Ledger {
         let parts: Vec<PartId> = self.parts_of(gpu).map(|part| part.part.id.clone()).collect();
         for part in parts.iter().filter(|_| !was_listed) {
             self.with_part(part, |p| {
+                if !p.present {
+                    p.idle_since_mono_ms = at.mono_ms;
+                }
                 for device in p.devices.values_mut().filter(|device| !device.offered()) {
                     device.state = DeviceState::Retiring { since_mono_ms: at.mono_ms };
                 }

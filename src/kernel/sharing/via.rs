@@ -209,6 +209,7 @@ fn find<'l>(ledger: &'l Ledger, gpu: &GpuId) -> Result<&'l Via, Refusal> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::hardware::gpu::{Inventory, Part};
     use crate::ids::names::{DeviceId, Resource};
     use crate::node::command::{Attempt, Command, StackAnswer};
     use crate::node::record::records;
@@ -342,6 +343,28 @@ mod tests {
         node.decide(&Command::End { id: holder, force: true }).unwrap();
         assert!(is_listed_after(&mut node, 59_999));
         assert!(!is_listed_after(&mut node, 1));
+    }
+
+    /// The kubelet may know the ids from another plugin.
+    #[test]
+    fn a_destroyed_instance_stays_for_a_whole_wait_once_it_is_listed_again() {
+        let mut node = Node::new();
+        let on_gpu = gpu_id("GPU-1");
+        node.ledger.with_gpu(&on_gpu, |state| {
+            state.via = Via::new(KubeletApi::Dra);
+            state.unlisting_wait_since_mono_ms = None;
+        });
+        let mut parts: Vec<Part> = node.ledger.parts.values().map(|state| state.part.clone()).collect();
+        parts.retain(|one| one.id != part("MIG-a"));
+        node.decide(&Command::RecordScan(Inventory { parts, ..Inventory::default() })).unwrap();
+        node.now.mono_ms += 30_000;
+        let author = Author::api("ann".into(), String::new());
+        node.decide(&Command::SetVia { gpu: on_gpu, api: KubeletApi::DevicePlugin, author }).unwrap();
+        for (ms, is_known) in [(59_999, true), (1, false)] {
+            node.now.mono_ms += ms;
+            node.decide(&Command::Tick).unwrap();
+            assert_eq!(node.ledger.parts.contains_key(&part("MIG-a")), is_known, "{ms}");
+        }
     }
 
     #[test]

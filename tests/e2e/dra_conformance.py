@@ -57,6 +57,8 @@ WAITS_SECONDS = 20
 #: The kubelet's limit for a stream of health without a message, and its next status.
 UNKNOWN_SECONDS = 120
 HEALTH_SECONDS = 60
+#: How long the test watches that the health stays known: several times the kubelet's limit of 30 s without a message.
+QUIET_STREAM_SECONDS = 120
 #: The grace period of a pod that ignores SIGTERM.
 GRACE_SECONDS = 15
 #: How long a claim tolerates the taint of a rule.
@@ -206,6 +208,19 @@ def health_changes(bench: Bench) -> str:
     """The pod's status says that the GPU of its claim is healthy, unhealthy after an XID, and healthy after the quiet time."""
     _empty(bench)
     return _health_changes(bench, start_with_claim(bench, "healthy"), "healthy")
+
+
+def health_stays_known(bench: Bench) -> None:
+    """The health does not become unknown while nothing changes."""
+    _empty(bench)
+    pod = start_with_claim(bench, "quiet")
+    _health(bench, pod, "quiet", "Healthy", HEALTH_SECONDS)
+    end = time.monotonic() + QUIET_STREAM_SECONDS
+    while time.monotonic() < end:
+        said = [health for _, health in _shown_health(bench, pod, "quiet")]
+        if said != ["Healthy"]:
+            raise TestError(f"the status of the pod says {said}")
+        time.sleep(1)
 
 
 def health_unknown(bench: Bench) -> str:
@@ -591,8 +606,10 @@ def _health_changes(bench: Bench, pod: Pod, claim: str) -> str:
     (gpu,) = gpus_seen(bench, pod)
     _health(bench, pod, claim, "Healthy", HEALTH_SECONDS)
     bench.berth.fake.xid(gpu, _XID)
+    until("the devices of the GPU have the taint", PUBLISHED_SECONDS, lambda: set(taints(bench)) == {f"{DRIVER}/xid"}, every=0.05)
     unhealthy = _health(bench, pod, claim, "Unhealthy", HEALTH_SECONDS)
     healthy = _health(bench, pod, claim, "Healthy", QUIET_SECONDS + HEALTH_SECONDS)
+    until("the taint is gone", PUBLISHED_SECONDS, lambda: not taints(bench))
     pod.beats("main")
     return f"unhealthy_after_s={unhealthy:.1f} healthy_after_s={healthy:.0f}"
 
@@ -602,15 +619,20 @@ def _health(bench: Bench, pod: Pod, claim: str, health: str, seconds: float) -> 
     begin = time.monotonic()
 
     def look() -> bool:
-        (status,) = bench.node.cluster.pod(pod.name)["status"]["containerStatuses"]
-        of_claim = [one for one in status.get("allocatedResourcesStatus", []) if one["name"].split("/")[0] == f"claim:{claim}"]
-        said = [(one["resourceID"], one["health"]) for named in of_claim for one in named["resources"]]
+        said = _shown_health(bench, pod, claim)
         if [one for _, one in said] != [health] or not said[0][0].startswith(DRIVER):
-            raise TestError(f"it says {said} of {status.get('allocatedResourcesStatus')}")
+            raise TestError(f"it says {said}")
         return True
 
     until(f"the status of {pod.name} says {health}", seconds, look)
     return time.monotonic() - begin
+
+
+def _shown_health(bench: Bench, pod: Pod, claim: str) -> list[tuple[str, str]]:
+    """The devices of the claim in the pod's status, each with its health."""
+    (status,) = bench.node.cluster.pod(pod.name)["status"]["containerStatuses"]
+    of_claim = [one for one in status.get("allocatedResourcesStatus", []) if one["name"].split("/")[0] == f"claim:{claim}"]
+    return [(one["resourceID"], one["health"]) for named in of_claim for one in named["resources"]]
 
 
 def _check_metadata(bench: Bench, pod: Pod, container: str, folder: str, name: str, requests: list[str]) -> None:
@@ -655,6 +677,7 @@ SCENARIOS = [
             "conformance: metadata is mounted into the right containers": metadata_of_requests,
             "conformance: metadata is mounted for claims from templates": metadata_of_template,
             "conformance: a pod's status follows the health of its claim's GPU": health_changes,
+            "conformance: health stays known while nothing changes": health_stays_known,
             "conformance: health is Unknown while Berth is stopped, and recovers": health_unknown,
             "conformance: the claim of a pod that was deleted by force is released": force_deleted,
             "conformance: a replacement waits for the end of a pod that was deleted by force": replacement_waits,

@@ -29,7 +29,7 @@ from dra import (
 )
 from gomodule import GoModule
 from gpus import FakeGpus, instance_uuids, uuids
-from pods import Pod
+from pods import Container, Pod
 from say import TestError, until
 from scenario import Scenario
 
@@ -37,6 +37,9 @@ from scenario import Scenario
 OLD_VERSION = "v1.36.1"
 OLD_SERVER = GoModule("controlplane", MODULE.module, ["cmd/kube-apiserver"], reported_version=OLD_VERSION)
 _WHOLE, _BOTH = {"gpu"}, {"gpu", "shared"}
+
+#: The longest wait of a kubelet before it tries to watch its pods again is a minute.
+WATCHED_SECONDS = 150
 
 #: Of the setup with NVLink: no pair has neighbouring numbers.
 PAIRS = ((0, 5), (1, 4), (2, 7), (3, 6))
@@ -250,6 +253,10 @@ def _restart_control_plane(bench: Bench, *off: str) -> None:
     """Restarts only the control plane, with these feature gates off and all others on. The kubelet, Berth and the slices stay."""
     bench.node.cluster.restart({name: False for name in off})
     bench.node.cluster.ready()
+    # The kubelet waits longer and longer before it watches its pods again.
+    watched = bench.node.run(Pod("watched", [Container("main", {})]))
+    bench.node.running(watched, WATCHED_SECONDS)
+    bench.node.cluster.kubectl("delete", "pod", watched.name)
 
 
 def _configure(bench: Bench, *off: str, server: Path | None = None) -> None:

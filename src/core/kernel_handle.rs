@@ -238,8 +238,7 @@ impl KernelHandle {
     }
 
     /// These devices in the order in which the policies or the baseline would choose them. No decision is recorded, since nothing
-    /// is placed. The baseline orders the devices that the policies have not
-    /// ordered within a second.
+    /// is placed. The baseline orders the devices that the policies have not ordered within a second.
     pub async fn order(&self, resource: &Resource, devices: Vec<DeviceId>) -> Vec<DeviceId> {
         let node = self.snapshot();
         let mut ordering = DeviceOrder::new(resource.clone(), devices);

@@ -265,6 +265,9 @@ fn the_pods_of_a_claim_are_outdated_until_those_that_run_are_recorded() {
         let expected = if are_outdated { vec![running] } else { Vec::new() };
         assert_eq!(outdated(&node), expected, "{recorded:?}");
     }
+    let pods = reserved(&["1", "2", "3", "4", "5", "6", "7", "8", "9"]).pods;
+    node.decide(&Command::RecordClaimPods { claim: "a".into(), pods: pods.clone() }).unwrap();
+    assert_eq!(allocations_of(&node.ledger, "a")[0].origin.claim().unwrap().pods, pods[..CLAIM_PODS_MAX]);
 }
 
 /// Of the pods that share a claim only the first ones are recorded.

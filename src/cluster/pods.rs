@@ -1,7 +1,8 @@
 //! Watches the pods of this node, and sends the complete view to the keeper after each change.
 
 use super::client::report_error;
-use super::pod_watch::{Error, Event, events};
+use super::object_watch::{Cause, Error, events};
+use super::pod::convert_pod;
 use super::settings::{ApiServerStatus, Settings};
 use super::wait::{self, Backoff};
 use berth_core::KernelHandle;
@@ -13,10 +14,16 @@ use berth_kernel::grants::pod_candidates::{
 use berth_kernel::node::command::Command;
 use berth_kernel::node::ledger::Ledger;
 use futures_util::{FutureExt, Stream, StreamExt};
-use kube::Client;
+use k8s_openapi::api::core::v1::Pod as ApiPod;
+use kube::{Api, Client};
 use std::sync::Arc;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until};
+
+type Event = super::object_watch::Event<Arc<Pod>>;
+
+/// What is watched, for errors.
+const WHAT: &str = "the pods";
 
 /// The pods of this node as the list and the watches delivered them.
 struct KnownPods {
@@ -107,6 +114,10 @@ impl KnownPods {
     }
 }
 
+fn converted(pod: &ApiPod) -> Option<Arc<Pod>> {
+    convert_pod(pod).map(Arc::new)
+}
+
 /// Watches the pods and sends each change to the keeper; never returns.
 pub(super) async fn keep(
     settings: &Settings,
@@ -116,7 +127,7 @@ pub(super) async fn keep(
 ) {
     let (mut known, mut limiter) = (KnownPods::new(), ImmediateViewLimiter::default());
     let mut backoff = Backoff::new(settings.retry_interval);
-    let mut stream = Box::pin(events(settings, client));
+    let mut stream = Box::pin(events(settings, WHAT, Api::all(client), converted));
     loop {
         let error = match gather(&mut stream, &mut known, &mut limiter, kernel, settings).await {
             Ok(changed) => {
@@ -133,7 +144,7 @@ pub(super) async fn keep(
         let was_open = std::mem::replace(&mut known.view.current, false);
         send_view(&known, settings, kernel, link).await;
         // Not an error: the API server keeps versions for some minutes only.
-        let expired = matches!(error, Error::Expired);
+        let expired = matches!(error.cause, Cause::Expired);
         if !expired {
             report_error(link, &error);
         }
@@ -188,7 +199,8 @@ async fn send_view(
         return;
     };
     if known.has_too_many() {
-        report_error(link, &Error::TooMany(known.view.pods.len()));
+        let cause = Cause::TooMany { found: known.view.pods.len(), supported: PODS_MAX };
+        report_error(link, &Error { what: WHAT, cause });
     }
     while let Err(error) = kernel.execute(Command::Pods(view.clone())).await {
         if error == CommandError::Stopping {
@@ -206,7 +218,6 @@ async fn send_view(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pod::convert_pod;
     use berth_kernel::evidence::pods::DELETED_MAX;
     use serde_json::json;
 

@@ -192,6 +192,45 @@ async fn an_unprepare_voids_a_prepare_that_still_waits() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_prepare_that_waits_ends_with_the_driver_and_grants_nothing() {
+    let mut node = ClaimNode::waiting(SOON).await;
+    let (first, second) = (node.claim("first", &[0]), node.claim("second", &[0]));
+    node.prepare(&first).await.unwrap();
+    let (mut client, driver) = (node.client.clone(), node.driver.take().unwrap());
+    let stop = async {
+        until_async("both claims are read", || node.server.reads.load(Ordering::SeqCst) >= 2).await;
+        driver.stop().await;
+    };
+    let request = NodePrepareResourcesRequest { claims: vec![second] };
+    let (answer, ()) = timeout(SOON, async { tokio::join!(client.node_prepare_resources(request), stop) })
+        .await
+        .expect("the call ends before its wait");
+    assert!(answer.is_err(), "{answer:?}");
+    let live = node.live();
+    assert_eq!(live.len(), 1);
+    assert!(live[0].is_of_claim(&first.uid));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn of_a_burst_of_claims_eight_are_read_at_a_time_and_none_fails() {
+    let node = ClaimNode::shared(SOON).await;
+    let server = &node.server;
+    server.is_slow.store(true, Ordering::SeqCst);
+    let claims: Vec<dra::Claim> = (0..16).map(|n| node.shares(&format!("c{n}"), &[(n / 4, 1)])).collect();
+    let observe = async {
+        until_async("eight are read", || server.reads.load(Ordering::SeqCst) >= 8).await;
+        sleep(Duration::from_millis(50)).await;
+        let reads = server.reads.load(Ordering::SeqCst);
+        server.is_slow.store(false, Ordering::SeqCst);
+        reads
+    };
+    let (answers, reads) = tokio::join!(join_all(claims.iter().map(|claim| node.prepare(claim))), observe);
+    assert_eq!(reads, 8);
+    answers.into_iter().collect::<Result<Vec<_>, _>>().unwrap();
+    assert_eq!(node.live().len(), 16);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn without_the_api_server_a_prepared_claim_is_answered_from_its_record() {
     let node = ClaimNode::new().await;
     let (first, second) = (node.claim("first", &[0, 2]), node.claim("second", &[1]));

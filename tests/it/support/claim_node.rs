@@ -35,6 +35,9 @@ pub(crate) const POOL: &str = "node-1";
 pub(crate) struct Server {
     pub(crate) claims: Mutex<BTreeMap<String, ClaimOfServer>>,
     pub(crate) is_away: AtomicBool,
+    /// Whether it answers no read yet.
+    pub(crate) is_slow: AtomicBool,
+    /// Reads that have begun.
     pub(crate) reads: AtomicUsize,
 }
 
@@ -46,7 +49,13 @@ impl ClaimReader for Server {
         } else {
             Ok(self.claims.lock().unwrap().get(name).cloned())
         };
-        async { answer }.boxed()
+        async move {
+            while self.is_slow.load(Ordering::SeqCst) {
+                sleep(Duration::from_millis(5)).await;
+            }
+            answer
+        }
+        .boxed()
     }
 }
 

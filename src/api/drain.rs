@@ -37,9 +37,14 @@ pub struct Drain {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Mark {
-    /// `api:` and the caller's name, or `operator` for a mark from a release in which marks had no owner.
+    /// `api:` and the caller's name, `fleet:` and the UID of a GPUMaintenance, or `operator` for a mark from a release in
+    /// which marks had no owner.
     #[schema(example = "api:admin")]
     pub owner: String,
+    /// Who set it last: the caller's name, or `GPUMaintenance/` and the object's name.
+    #[serde(default)]
+    #[schema(example = "admin")]
+    pub by: String,
     /// Whether it also drains the GPU.
     pub kind: MarkKind,
     /// The reason, where one was given.
@@ -65,11 +70,18 @@ values! {
 }
 
 impl Mark {
+    /// Whether the mark belongs to a GPUMaintenance. Deleting the GPUMaintenance removes the mark.
+    #[must_use]
+    pub fn belongs_to_maintenance(&self) -> bool {
+        self.owner.starts_with("fleet:")
+    }
+
     /// The mark of this owner.
     #[must_use]
     pub fn from_kernel(owner: &marks::Owner, mark: &marks::Mark) -> Self {
         Self {
             owner: owner.to_string(),
+            by: mark.by.clone(),
             kind: (&mark.kind).into(),
             why: non_empty(&mark.why),
             since: rfc3339(mark.since_wall_ms),

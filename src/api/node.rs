@@ -64,6 +64,9 @@ pub struct Node {
     /// The DRA driver; absent if it is not enabled.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dra: Option<Dra>,
+    /// The GPUNode and the GPUMaintenances of the node; absent if `fleet.enabled` is false.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fleet: Option<Fleet>,
     /// The reason why no allocation ends at present.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hold: Option<String>,
@@ -127,6 +130,28 @@ pub struct Dra {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = "no answer within 15 s")]
     pub slices_error: Option<String>,
+}
+
+/// The GPUNode and the GPUMaintenances of the node. They are up to date if there is no error.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Fleet {
+    /// Why the GPUNode is not up to date.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(example = "no answer within 15 s")]
+    pub gpu_node_error: Option<String>,
+    /// Why changes of this node's GPUMaintenances are not seen. The daemon continues to carry out those that it knows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(example = "the GPUMaintenances of this node: they cannot be watched")]
+    pub maintenances_error: Option<String>,
+    /// Why the status of a GPUMaintenance is not up to date.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(example = "no answer within 15 s")]
+    pub status_error: Option<String>,
+    /// Why the marks of deleted GPUMaintenances are kept.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(example = "the CustomResourceDefinition is being deleted")]
+    pub removal_error: Option<String>,
 }
 
 /// The guard, a plugin of the container runtime in a process of its own. Without it the holder of an allocation is

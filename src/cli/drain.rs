@@ -56,7 +56,7 @@ pub struct DrainArgs {
     /// Stop the drain; the GPU stays cordoned
     #[arg(long, conflicts_with_all = ["reason", "evict", "deadline", "at_deadline", "wait", "timeout"])]
     pub stop: bool,
-    /// Stop the drain of this owner, or of `all`, instead of your own
+    /// Stop the drain of this owner instead of your own, or of `all` owners except GPUMaintenances
     #[arg(long, value_name = "OWNER", requires = "stop")]
     pub owner: Option<String>,
 }
@@ -295,7 +295,10 @@ enum TimeLeft {
 fn next_step(gpu: &Gpu) -> String {
     match gpu.summary.drain.state {
         DrainState::Drained => {
-            format!("`berth gpu uncordon {}` returns it to use\n", gpu.summary.index)
+            match gpu.summary.drain.marks.iter().find(|mark| mark.belongs_to_maintenance()) {
+                Some(mark) => format!("{} keeps it out of use until the object is deleted\n", mark.by),
+                None => format!("`berth gpu uncordon {}` returns it to use\n", gpu.summary.index),
+            }
         }
         _ => String::new(),
     }

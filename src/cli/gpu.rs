@@ -76,7 +76,7 @@ removes your own; the others are shown with their owners.")]
         /// Index, UUID, or the beginning of it; several are uncordoned in turn
         #[arg(required = true, value_name = "GPU", add = ArgValueCandidates::new(complete::gpus))]
         gpus: Vec<String>,
-        /// Remove the mark of this owner, or of `all`, instead of your own
+        /// Remove the mark of this owner instead of your own, or of `all` owners except GPUMaintenances
         #[arg(long, value_name = "OWNER")]
         owner: Option<String>,
     },
@@ -124,12 +124,8 @@ pub(crate) fn run(command: &GpuCommand, client: &Client, out: &mut Out) -> anyho
             let change = |uuid: &str| client.delete(&format!("/gpus/{}/cordon{query}", escaped(uuid)), None);
             change_each(gpus, client, out, change, |gpu| {
                 let mut text = format!("{} is {}\n", title(gpu), drain(&gpu.summary.drain));
-                for Mark { owner, since, .. } in &gpu.summary.drain.marks {
-                    let quoted = owner.replace('\'', r"'\''");
-                    text += &format!(
-                        "  a mark of {owner} is left, since {since}; `berth gpu uncordon {} --owner '{quoted}'` removes it\n",
-                        gpu.summary.index
-                    );
+                for mark in &gpu.summary.drain.marks {
+                    text += &remaining_mark(mark, gpu.summary.index);
                 }
                 text
             })
@@ -391,13 +387,32 @@ fn heals(gpu: &GpuSummary) -> String {
     }
 }
 
+/// A mark that an uncordon has not removed, and the command that removes it.
+fn remaining_mark(mark: &Mark, index: u32) -> String {
+    let quoted = mark.owner.replace('\'', r"'\''");
+    let uncordon = format!("berth gpu uncordon {index} --owner '{quoted}'");
+    if !mark.belongs_to_maintenance() {
+        return format!(
+            "  a mark of {} is left, since {}; `{uncordon}` removes it\n",
+            mark.owner, mark.since
+        );
+    }
+    let name = mark.by.trim_start_matches("GPUMaintenance/");
+    format!(
+        "  a mark of {} is left, since {}; `kubectl delete gpumaintenance {name}` removes it, or `{uncordon}` if the \
+         object is deleted already or `fleet.enabled` is false\n",
+        mark.by, mark.since
+    )
+}
+
 fn marks(marks: &[Mark]) -> String {
     let row = |mark: &Mark| {
         let kind = match (&mark.kind, mark.expired) {
             (MarkKind::Cordon, true) => "cordon, drain given up".into(),
             (MarkKind::Cordon | MarkKind::Drain | MarkKind::Other(_), _) => mark.kind.to_string(),
         };
-        vec![mark.owner.clone(), kind, mark.since.clone(), or_dash(mark.why.as_ref())]
+        let owner = if mark.belongs_to_maintenance() { &mark.by } else { &mark.owner };
+        vec![owner.clone(), kind, mark.since.clone(), or_dash(mark.why.as_ref())]
     };
     fitted(&[("OWNER", Name), ("MARK", Whole), ("SINCE", Whole), ("REASON", Lines)], marks.iter().map(row))
 }

@@ -5,8 +5,8 @@ use crate::names::{runs, scheduling};
 use crate::output::Column::{Name, Whole};
 use crate::output::{Out, facts, fitted, or_dash};
 use berth_api::{
-    ConfigurationState, Dra, DrainState, Guard, Node, NotFree, ResourceState, SettingProblem, StackSource,
-    StepState,
+    ConfigurationState, Dra, DrainState, Fleet, Guard, Node, NotFree, ResourceState, SettingProblem,
+    StackSource, StepState,
 };
 use clap::Subcommand;
 
@@ -54,6 +54,7 @@ fn show(node: &Node) -> String {
         ("stack", stack(node)),
         ("guard", node.guard.as_ref().map(guard).unwrap_or_default()),
         ("dra", node.dra.as_ref().map(dra).unwrap_or_default()),
+        ("fleet", node.fleet.as_ref().map(fleet).unwrap_or_default()),
         ("bypasses", bypasses),
     ]);
     let failed = node.checks.iter().filter(|check| !check.ok);
@@ -106,6 +107,20 @@ fn guard(guard: &Guard) -> String {
     }
 }
 
+/// The errors of the GPUNode and the GPUMaintenances.
+fn fleet(fleet: &Fleet) -> String {
+    let Fleet { gpu_node_error, maintenances_error, status_error, removal_error } = fleet;
+    let errors = [
+        ("the GPUNode is not up to date", gpu_node_error),
+        ("changes of GPUMaintenances are not seen", maintenances_error),
+        ("the status of a GPUMaintenance is not up to date", status_error),
+        ("the marks of deleted GPUMaintenances are kept", removal_error),
+    ];
+    let text = |(what, why): (&str, &Option<String>)| Some(format!("{what}: {}", why.as_ref()?));
+    let errors: Vec<String> = errors.into_iter().filter_map(text).collect();
+    if errors.is_empty() { "up to date".into() } else { errors.join("; ") }
+}
+
 /// The state of the DRA driver.
 fn dra(dra: &Dra) -> String {
     let registered = match (&dra.why, dra.registered) {
@@ -114,6 +129,7 @@ fn dra(dra: &Dra) -> String {
     };
     let slices = match &dra.slices_error {
         Some(why) => format!("its ResourceSlices are not up to date: {why}"),
+        None if dra.devices == 1 => "1 device published".to_owned(),
         None => format!("{} devices published", dra.devices),
     };
     let shares = dra.no_shares.as_ref().map_or_else(String::new, |why| format!("; no shares: {why}"));

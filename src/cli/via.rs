@@ -52,16 +52,18 @@ pub(crate) fn run(args: &ViaArgs, client: &Client, out: &mut Out) -> anyhow::Res
     let mut via: Via = client.get(&path)?;
     let mut reported = None;
     while args.wait && via.waits_for.is_some() {
-        if via.waits_for != reported {
+        // A reason with the time that is left is another text each second.
+        let reason = via.waits_for.as_ref().map(|text| text.replace(|c: char| c.is_ascii_digit(), ""));
+        if reason != reported {
             crate::output::report(&format!("{}: {}", title(&gpu), via_text(&via)));
-            reported.clone_from(&via.waits_for);
+            reported = reason;
         }
         sleep(INTERVAL);
         via = client.get(&path)?;
     }
     if args.wait && via.api != api {
         anyhow::bail!(
-            "another caller cancelled the move of {}; `berth gpu via {}` shows its API",
+            "the move of {} was cancelled; `berth gpu via {}` shows its API",
             title(&gpu),
             gpu.summary.index
         );

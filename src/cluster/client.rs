@@ -279,6 +279,10 @@ pub fn error_chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(next) = cause {
+        // Its own text also has the whole status as the debugger would show it.
+        if let Some(kube::Error::Api(status)) = next.downcast_ref() {
+            return format!("{text}: {} ({})", status.message.trim_end(), status.code);
+        }
         let next_text = next.to_string();
         if !text.contains(&next_text) {
             text = format!("{text}: {next_text}");

@@ -22,17 +22,18 @@ pub(super) const CONDITION: &str = "GPUUnavailable";
 /// Longest message, bytes; GPUs that do not fit are counted.
 const MESSAGE_BYTES_MAX: usize = 1024;
 
-/// The content of the condition.
+/// Whether all GPUs of a node are available.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Condition {
-    /// Whether a GPU is unavailable.
-    unavailable: bool,
-    reason: &'static str,
-    message: String,
+pub(super) struct Availability {
+    pub(super) is_available: bool,
+    /// In CamelCase, as conditions have it.
+    pub(super) reason: &'static str,
+    /// Which GPUs, and why.
+    pub(super) message: String,
 }
 
-/// The condition of a node with these GPUs. Pure.
-fn condition(ledger: &Ledger) -> Condition {
+/// Whether all GPUs of this node are available. Pure.
+pub(super) fn availability(ledger: &Ledger) -> Availability {
     // An operator left the excluded ones out on purpose.
     let all = ledger.gpus.iter().filter(|(gpu, _)| !ledger.excluded.contains(*gpu));
     let mut found: Vec<(u32, &'static str, String)> = all
@@ -62,11 +63,15 @@ fn condition(ledger: &Ledger) -> Condition {
             1 => "the GPU is available".to_owned(),
             gpus => format!("all {gpus} GPUs are available"),
         };
-        return Condition { unavailable: false, reason: "GPUsAvailable", message };
+        return Availability { is_available: true, reason: "GPUsAvailable", message };
     };
     let same_reason = found.iter().all(|(_, reason, _)| reason == first);
     let reason = if same_reason { *first } else { "GPUsUnavailable" };
-    Condition { unavailable: true, reason, message: join(found.iter().map(|(_, _, text)| text.as_str())) }
+    Availability {
+        is_available: false,
+        reason,
+        message: join(found.iter().map(|(_, _, text)| text.as_str())),
+    }
 }
 
 /// The reason and text of an unavailable GPU; `None` for an available one.
@@ -139,7 +144,7 @@ pub(super) async fn keep(settings: &Settings, client: Client, kernel: &KernelHan
         logged: false,
     };
     loop {
-        let wanted = condition(&snapshots.borrow_and_update());
+        let wanted = availability(&snapshots.borrow_and_update());
         let next = node_condition.step(wanted, kernel.now().wall_ms).await;
         tokio::select! {
             changed = snapshots.changed() => {
@@ -162,7 +167,7 @@ struct NodeConditionWriter<'s> {
     /// Whether the condition of the node object was read: a restart of the daemon is not a transition.
     is_read: bool,
     /// The condition as last written, and when an unchanged one is written again.
-    written: Option<(Condition, Instant)>,
+    written: Option<(Availability, Instant)>,
     /// The earliest time of the next write, set after a failure and after a write.
     not_before: Instant,
     backoff: Backoff,
@@ -172,10 +177,10 @@ struct NodeConditionWriter<'s> {
 
 impl NodeConditionWriter<'_> {
     /// Writes the condition if it is due. Returns when the next step is due if nothing changes.
-    async fn step(&mut self, wanted: Condition, now_wall_ms: u64) -> Instant {
+    async fn step(&mut self, wanted: Availability, now_wall_ms: u64) -> Instant {
         // Since when the condition should have this status, as far as this process observed it.
-        if self.status_since.is_none_or(|(status, _)| status != wanted.unavailable) {
-            self.status_since = Some((wanted.unavailable, now_wall_ms));
+        if self.status_since.is_none_or(|(status, _)| status != wanted.is_available) {
+            self.status_since = Some((wanted.is_available, now_wall_ms));
         }
         let now = Instant::now();
         if let Some((condition, due)) = &self.written
@@ -216,8 +221,8 @@ impl NodeConditionWriter<'_> {
 
     /// Writes the condition. Before the first write it reads the `lastTransitionTime` of the node object, so that a
     /// restart does not change it; if that cannot be read, nothing is written.
-    async fn write(&mut self, wanted: &Condition, now_wall_ms: u64) -> Result<(), RequestError> {
-        let status = if wanted.unavailable { "True" } else { "False" };
+    async fn write(&mut self, wanted: &Availability, now_wall_ms: u64) -> Result<(), RequestError> {
+        let status = if wanted.is_available { "False" } else { "True" };
         let node = &self.settings.node;
         if !self.is_read {
             let read = request(self.nodes.get(node), "get nodes (ClusterRole berth)").await?;
@@ -225,7 +230,7 @@ impl NodeConditionWriter<'_> {
             let mut known = known.filter(|known| known.type_ == CONDITION && known.status == status);
             let since = known.next().and_then(|known| known.last_transition_time);
             let since = since.and_then(|since| u64::try_from(since.0.as_millisecond()).ok());
-            self.status_since = since.map(|since| (wanted.unavailable, since)).or(self.status_since);
+            self.status_since = since.map(|since| (wanted.is_available, since)).or(self.status_since);
             self.is_read = true;
         }
         let since_wall_ms = self.status_since.map_or(now_wall_ms, |(_, since)| since);

@@ -7,6 +7,7 @@ mod client;
 mod condition;
 mod events;
 mod evict;
+mod fleet;
 mod label_writer;
 mod labels;
 mod moves;
@@ -32,8 +33,8 @@ pub use node_label::{LABEL_READ_MAX, node_label};
 pub use pod::convert_pod;
 pub use reviews::{ReviewError, Reviews, User};
 pub use settings::{
-    ApiServer, ApiServerStatus, DraTask, NodeLabelState, NodeLabelTask, OtherWriter, Settings, SlicesState,
-    WatchedLabel,
+    ApiServer, ApiServerStatus, DraTask, FleetState, FleetTask, NodeLabelState, NodeLabelTask, OtherWriter,
+    Settings, SlicesState, WatchedLabel,
 };
 pub use wait::{BACKOFF_MAX, RetryAfter};
 
@@ -125,6 +126,11 @@ async fn run(
                         slices::keep(settings, client.clone(), kernel, task),
                         moves::keep(settings, client.clone(), kernel, task),
                     );
+                }
+            },
+            async {
+                if let Some(task) = &settings.fleet {
+                    fleet::keep(settings, client.clone(), kernel, task).await;
                 }
             },
             async {

@@ -36,7 +36,7 @@ pub(super) enum Event<T> {
 
 /// Why there is no event, or none can be used. The stream goes on after each error, when the caller polls it again.
 #[derive(Debug, thiserror::Error)]
-#[error("{what} of this node cannot be followed")]
+#[error("{what} of this node")]
 pub(super) struct Error {
     /// What is watched, plural.
     pub(super) what: &'static str,
@@ -69,7 +69,7 @@ pub(super) enum Cause {
     #[error("the API server no longer has the resourceVersion of their watch; they are listed again")]
     Expired,
     /// There are more objects than the caller supports.
-    #[error("the API server lists {found}; at most {supported} are supported")]
+    #[error("the API server lists {found} of them that have not finished; at most {supported} are supported")]
     TooMany { found: usize, supported: usize },
 }
 

@@ -5,6 +5,7 @@ use super::wait::{self, RetryAfter};
 use berth_kernel::ids::names::GpuId;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
 
@@ -52,6 +53,8 @@ pub struct Settings {
     pub watched_label: Option<WatchedLabel>,
     /// The DRA driver whose ResourceSlices are published, if any.
     pub dra: Option<DraTask>,
+    /// Set if the daemon writes its GPUNode and carries out GPUMaintenances.
+    pub fleet: Option<FleetTask>,
 }
 
 impl Settings {
@@ -76,6 +79,7 @@ impl Settings {
             other_writer: None,
             watched_label: None,
             dra: None,
+            fleet: None,
         }
     }
 }
@@ -140,6 +144,42 @@ pub struct SlicesState {
     pub no_counters: Option<String>,
     /// Why they are not up to date; `None` if they are.
     pub error: Option<String>,
+}
+
+/// The channel of the GPUNode and the GPUMaintenances of the node.
+#[derive(Clone, Debug)]
+pub struct FleetTask {
+    /// Receives its state.
+    pub state: watch::Sender<FleetState>,
+}
+
+/// The errors of the GPUNode and the GPUMaintenances of the node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FleetState {
+    /// Why the GPUNode is not up to date; `None` if it is.
+    pub gpu_node_error: Option<String>,
+    /// Why changes of GPUMaintenances are not seen; `None` if they are.
+    pub maintenances_error: Option<String>,
+    /// Why the status of a GPUMaintenance is not up to date; `None` if all are.
+    pub status_error: Option<String>,
+    /// Why the marks of deleted GPUMaintenances are kept; `None` if there are none.
+    pub removal_error: Option<String>,
+    /// The owners of the marks of the GPUMaintenances that exist.
+    pub maintenances: Arc<BTreeSet<String>>,
+}
+
+impl Default for FleetState {
+    /// Before the API server was asked.
+    fn default() -> Self {
+        let not_yet = || Some("the API server has not been asked yet".to_owned());
+        Self {
+            gpu_node_error: not_yet(),
+            maintenances_error: not_yet(),
+            status_error: None,
+            removal_error: None,
+            maintenances: Arc::default(),
+        }
+    }
 }
 
 /// Whether another writer's label is on the node object, as of the last check.

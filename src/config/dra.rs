@@ -1,6 +1,6 @@
 //! `dra`: the DRA driver, and through which API of the kubelet new GPUs are granted.
 
-use super::checks::{Checks, bad};
+use super::checks::{Checks, bad, invalid_because};
 use berth_kernel::ids::names::is_dns_label;
 use berth_kernel::sharing::via::KubeletApi;
 use berth_kubelet::dra::DRIVER_NAME_BYTES_MAX;
@@ -50,9 +50,9 @@ impl DraFile {
             Some(ViaMode::Dra) => KubeletApi::Dra,
         };
         if enabled && !has_api_server {
-            let rule = "an API server, from which claims are read: set `kubeconfig`, or run in a pod with a service account, \
-                        and do not set `apiServer: off`";
-            checks.add(bad("dra.enabled", "true", rule));
+            let reason = "claims are read from the API server, and none is configured: set `kubeconfig` or run in a pod with a \
+                          service account, and do not set `apiServer: off`";
+            checks.add(invalid_because("dra.enabled", "true", reason));
         }
         if via == KubeletApi::Dra && !enabled {
             checks.add(bad(
@@ -95,7 +95,7 @@ mod tests {
     #[test]
     fn wrong_settings_are_refused() {
         for (yaml, expected) in [
-            ("dra: {enabled: true}", "an API server"),
+            ("dra: {enabled: true}", "set `kubeconfig`"),
             ("dra: {via: dra}", "dra.enabled: true"),
             ("dra: {driver: GPU}", "DNS subdomain"),
             ("dra: {driver: a..b}", "DNS subdomain"),

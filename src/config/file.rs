@@ -6,6 +6,7 @@ use super::cdi::{CdiFile, RuntimeFile};
 use super::checks::{BadSetting, Checks, bad, in_range};
 use super::dra::DraFile;
 use super::edits::EditsFile;
+use super::fleet::FleetFile;
 use super::gpus::{GpusFile, HealthFile, ProcessesFile};
 use super::guard::{BypassFile, EnforceFile, GuardFile};
 use super::nvidia::args::PACKED;
@@ -63,6 +64,7 @@ pub struct FileConfig {
     pub(super) enforce: Option<EnforceFile>,
     pub(super) bypass: Option<BypassFile>,
     pub(super) dra: Option<DraFile>,
+    pub(super) fleet: Option<FleetFile>,
     pub(super) rounds: Option<RoundsFile>,
     pub(super) timing: Option<TimingFile>,
     pub(super) trusted_keys: Option<Vec<TrustedKeyFile>>,
@@ -284,6 +286,7 @@ impl FileConfig {
             enforce: self.enforce.or(base.enforce),
             bypass: self.bypass.or(base.bypass),
             dra: self.dra.or(base.dra),
+            fleet: self.fleet.or(base.fleet),
             rounds: self.rounds.or(base.rounds),
             timing: self.timing.or(base.timing),
             trusted_keys: self.trusted_keys.or(base.trusted_keys),

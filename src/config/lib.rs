@@ -9,6 +9,7 @@ mod choice;
 mod dra;
 mod edits;
 mod file;
+mod fleet;
 mod gpus;
 mod guard;
 pub mod nvidia;
@@ -129,6 +130,8 @@ pub struct ClusterSettings {
     pub api_server: ApiServer,
     /// Labels of the node.
     pub labels: LabelSettings,
+    /// Whether the daemon writes its GPUNode and carries out GPUMaintenances.
+    pub fleet: bool,
 }
 
 /// The admin API; a change needs a restart.
@@ -300,6 +303,8 @@ impl Config {
         let api_server = api_server(args.api_server.or(file.api_server), kubeconfig);
         let dra = file.dra.take().unwrap_or_default();
         let (dra, via) = dra.resolve(args.is_guard || api_server != ApiServer::Off, &mut checks);
+        let fleet = file.fleet.take().unwrap_or_default();
+        let fleet = fleet.is_enabled(args.is_guard || api_server != ApiServer::Off, &mut checks);
         let claim_grants = grants_folder(&kubelet.root_dir, &dra.driver);
         let folders = (kubelet.device_plugins_dir.clone(), claim_grants.clone());
         let guard = guard.resolve(source, enforcement, folders, &mut checks);
@@ -309,7 +314,7 @@ impl Config {
             node: NodeSettings { name, state_dir, decisions },
             kubelet,
             gpus: gpus?,
-            cluster: ClusterSettings { api_server, labels },
+            cluster: ClusterSettings { api_server, labels, fleet },
             admin: admin?,
             observe: ObserveSettings { log: args.log.or(file.log).unwrap_or_default(), tracing },
             containers: ContainerSettings { edits, auto_strategy, cdi },

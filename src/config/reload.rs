@@ -245,9 +245,10 @@ impl Config {
         // A flag without a key.
         needs.note(&[], &self.gpus.health_checks, health_checks);
         needs.note(&["failOnInitError"], &self.gpus.fail_on_init_error, fail_on_init_error);
-        let ClusterSettings { api_server, labels } = cluster;
+        let ClusterSettings { api_server, labels, fleet } = cluster;
         needs.note(&["apiServer", "kubeconfig"], &self.cluster.api_server, api_server);
         needs.note(&["labels"], &self.cluster.labels, labels);
+        needs.note(&["fleet"], &self.cluster.fleet, fleet);
         let AdminSettings { listen, health_listen, token_file, access } = admin;
         needs.note(&["adminListen"], &self.admin.listen, listen);
         needs.note(&["healthListen"], &self.admin.health_listen, health_listen);
@@ -425,7 +426,7 @@ mod tests {
     }
 
     /// Each key of the file, with a value that differs from that of [`BASE`].
-    const CHANGED: [(&str, &str); 36] = [
+    const CHANGED: [(&str, &str); 37] = [
         ("nodeName", "other"),
         ("kubeletDir", "/other"),
         ("kubeletRootDir", "/other"),
@@ -457,6 +458,7 @@ mod tests {
         ("enforce", "{ memory: require }"),
         ("bypass", "{ action: strip }"),
         ("dra", "{ driver: example.com }"),
+        ("fleet", "{ enabled: true }"),
         ("containerEdits", "{ passDeviceSpecs: true, nvidiaDevRoot: /dev-root }"),
         ("rounds", "{ listEveryMs: 1 }"),
         ("timing", "{ retireMs: 1 }"),

@@ -84,6 +84,13 @@ PLAIN = {
         {"config": {"dra": {"enabled": True}}},
         ("rbac", "own-node", "daemonset", "deviceclasses"),
     ),
+    "fleet.yaml": (
+        "# Replaces the objects of berth.yaml with these names: with the node's part in the fleet (docs/fleet.md), its kinds and\n"
+        "# its rights.\n"
+        "#   kubectl apply -f fleet.yaml\n",
+        {"config": {"fleet": {"enabled": True}}},
+        ("rbac", "own-node", "daemonset", "fleet"),
+    ),
     "profiles.yaml": (
         "# Replaces the DaemonSet of berth.yaml: exclusive and shared nodes, by the node label berth/profile. Nodes without it\n"
         "# get no pod.\n"
@@ -108,7 +115,7 @@ PLAIN = {
 }
 
 #: What others need comes first, and what holds a right in check before the right.
-_ORDER = ["Namespace", "ServiceAccount", "ConfigMap", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"]
+_ORDER = ["CustomResourceDefinition", "Namespace", "ServiceAccount", "ConfigMap", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"]
 _ORDER += ["ClusterRole", "ClusterRoleBinding", "DeviceClass", "NetworkPolicy", "Service", "DaemonSet"]
 
 

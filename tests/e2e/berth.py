@@ -59,7 +59,7 @@ class Setup:
     `slices`: GPU n is offered in slices of `slices[n]` MiB, as a resource of its own, and the driver limits memory.
     `labels`: it labels the node with its GPUs, for which it must ask. `configs`: a label of the node chooses its stack
     among the files of `Berth.mount_configs`. `dra`: its DRA driver is enabled, and a GPU is moved in seconds.
-    `claims`: the same, and all GPUs are granted through DRA from the start.
+    `claims`: the same, and all GPUs are granted through DRA from the start. `fleet`: the node takes part in the fleet.
     `more_policies`: policies that are appended to the stack.
     """
 
@@ -83,6 +83,7 @@ class Setup:
         slices: tuple[int, ...] = (),
         dra: bool = False,
         claims: bool = False,
+        fleet: bool = False,
         more_policies: tuple[str, ...] = (),
     ) -> None:
         self.gpus = gpus
@@ -103,6 +104,7 @@ class Setup:
         self.slices = slices
         self.dra = dra or claims
         self.claims = claims
+        self.fleet = fleet
         self.more_policies = more_policies
 
     @property
@@ -417,6 +419,8 @@ def _settings(setup: Setup, nvml_library: Path) -> dict:
     if setup.dra:
         settings["dra"] = {"enabled": True, "via": "dra" if setup.claims else "devicePlugin"}
         settings["timing"] = {"viaMs": 2000}
+    if setup.fleet:
+        settings["fleet"] = {"enabled": True}
     if setup.labels:
         settings["labels"] = {"node": True}
     edits = {}

@@ -40,7 +40,7 @@ _ADMIN, _BERTH = "e2e-admin", "e2e-berth"
 
 #: The rights that the documents name for Berth, so that the test shows that they suffice.
 _BERTH_ROLES_FILE = REPO / "deploy" / "cluster-role.yaml"
-_BERTH_ROLES = ("berth", "berth-events", "berth-evict", "berth-delete", "berth-review", "berth-label", "berth-dra")
+_BERTH_ROLES = ("berth", "berth-events", "berth-evict", "berth-delete", "berth-review", "berth-label", "berth-dra", "berth-fleet")
 
 #: What `ControlPlane.empty` takes away, in this order: what makes pods before the pods.
 _KINDS = "deployments,statefulsets,replicasets,jobs,poddisruptionbudgets,pods,resourceclaims,resourceclaimtemplates"

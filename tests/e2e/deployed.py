@@ -656,18 +656,7 @@ class Deployed:
         self._install({"config": config})
         self._ready("berth")
         self._allocatable({_WHOLE: 2})
-        policy = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies/berth-dra-own-node"
-
-        def checked() -> bool:
-            found = self.cluster.get(policy)
-            if found.get("status", {}).get("observedGeneration") != found["metadata"]["generation"]:
-                raise TestError("the policy is not checked yet")
-            warnings = found["status"].get("typeChecking", {}).get("expressionWarnings")
-            if warnings:
-                raise Hopeless(f"the policy: {warnings}")
-            return True
-
-        until("the policy is checked", 60, checked)
+        self._policy_checked("berth-dra-own-node")
         write_cdi_spec([gpu["uuid"] for gpu in json.loads(self._cli("-o", "json", "gpu", "list"))["items"]])
 
         def registered() -> bool:
@@ -723,6 +712,81 @@ class Deployed:
         self._cli("gpu", "via", "0", "device-plugin", "--wait", seconds=120)
         self._allocatable({_WHOLE: 2})
         return f"gpu={gpu}"
+
+    def it_takes_part_in_the_fleet(self) -> str:
+        """The chart with `config.fleet`: the pod's token reports its node and no other, and carries out a GPUMaintenance."""
+        self.cluster.kubectl("-n", BERTH, "delete", "daemonset", "--all", "--wait")
+        until("the pod is gone", 60, lambda: not self._pods())
+        shutil.rmtree(_STATE, ignore_errors=True)
+        self._install({"config": {"gpus": "sim:2xh100", "fleet": {"enabled": True}}})
+        self._ready("berth")
+        kinds = "/apis/fleet.berth.dev/v1alpha1"
+
+        def reported() -> bool:
+            status = self.cluster.get(f"{kinds}/gpunodes/{self.cluster.name}").get("status")
+            return bool(status) and status["summary"]["available"] == 2
+
+        until("the pod reports its node", 60, reported)
+        self._policy_checked("berth-fleet-own-node")
+
+        def of(node: str, kind: str, owner: str = "", **more) -> dict:
+            uid = self.cluster.get(f"/api/v1/nodes/{owner or node}")["metadata"]["uid"]
+            owners = [{"apiVersion": "v1", "kind": "Node", "name": owner or node, "uid": uid}]
+            metadata = {"name": node, **({"ownerReferences": owners} if kind == "GPUNode" else {})}
+            return {"apiVersion": "fleet.berth.dev/v1alpha1", "kind": kind, "metadata": metadata, **more}
+
+        def report(path: str, node: str, kind: str, token: str) -> Answer:
+            body = {"apiVersion": "fleet.berth.dev/v1alpha1", "kind": kind, "metadata": {"name": node}, "status": {}}
+            query = "fieldManager=berth&force=true"
+            return self.cluster.answer("PATCH", f"{kinds}/{path}/{node}/status?{query}", body, token, "application/apply-patch+yaml")
+
+        own, free = self._token(_HERE), self._token(None)
+        for node in (_HERE, _ELSEWHERE):
+            spec = {"nodeName": node, "uuids": ["*"], "mode": "cordon"}
+            self._made(f"{kinds}/gpumaintenances", of(node, "GPUMaintenance", spec=spec))
+        self._made(f"{kinds}/gpunodes", of(_ELSEWHERE, "GPUNode", spec={}))
+        made = f"{kinds}/gpunodes"
+        for what, words, answer in (
+            ("of another node", "of other nodes", self.cluster.answer("POST", made, of("rights-third", "GPUNode", _HERE, spec={}), own)),
+            ("without a node", "of other nodes", self.cluster.answer("POST", made, of(_HERE, "GPUNode", spec={}), free)),
+            ("with another owner", "only owner", self.cluster.answer("POST", made, of(_HERE, "GPUNode", _ELSEWHERE, spec={}), own)),
+            ("status of another node", "of other nodes", report("gpunodes", _ELSEWHERE, "GPUNode", own)),
+            ("maintenance of another node", "of other nodes", report("gpumaintenances", _ELSEWHERE, "GPUMaintenance", own)),
+        ):
+            try:
+                _refused(answer, words)
+            except TestError as why:
+                raise TestError(f"a report {what}: {why}") from why
+        for answer in (
+            self.cluster.answer("POST", made, of(_HERE, "GPUNode", spec={}), own),
+            report("gpunodes", _HERE, "GPUNode", own),
+            report("gpumaintenances", _HERE, "GPUMaintenance", own),
+        ):
+            if answer.status not in (200, 201):
+                raise TestError(f"a report of the own node: {answer.message}")
+        spec = {"nodeName": self.cluster.name, "uuids": ["*"], "mode": "cordon", "reason": "e2e"}
+        self._made(f"{kinds}/gpumaintenances", of(self.cluster.name, "GPUMaintenance", spec=spec))
+        self.cluster.kubectl("wait", f"gm/{self.cluster.name}", "--for=jsonpath={.status.state}=cordoned", "--timeout=30s")
+        self._allocatable({_WHOLE: 0})
+        self.cluster.kubectl("delete", "gm", "--all")
+        self._allocatable({_WHOLE: 2})
+        self.cluster.kubectl("delete", "gn", _HERE, _ELSEWHERE)
+        return "refused=5"
+
+    def _policy_checked(self, name: str) -> None:
+        """Waits until the API server has checked the types of a policy, which must be right."""
+        policy = f"/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies/{name}"
+
+        def checked() -> bool:
+            found = self.cluster.get(policy)
+            if found.get("status", {}).get("observedGeneration") != found["metadata"]["generation"]:
+                raise TestError("the policy is not checked yet")
+            warnings = found["status"].get("typeChecking", {}).get("expressionWarnings")
+            if warnings:
+                raise Hopeless(f"the policy: {warnings}")
+            return True
+
+        until("the policy is checked", 60, checked)
 
     def the_chart_runs_the_guard(self) -> str:
         """In its own DaemonSet: it knows holders, refuses a pod that names all GPUs, and is updated as docs/guard.md says."""
@@ -790,6 +854,7 @@ class Deployed:
         a_label_chooses_among_files_of_nvidias_plugin,
         a_changed_configmap_changes_sharing_while_a_pod_runs,
         the_driver_runs_in_its_pod,
+        it_takes_part_in_the_fleet,
         the_chart_runs_the_guard,
     )
 

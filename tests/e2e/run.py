@@ -27,6 +27,7 @@ import dra  # noqa: E402
 import dra_conformance  # noqa: E402
 import dra_slices  # noqa: E402
 import drains  # noqa: E402
+import fleet  # noqa: E402
 import fullnode  # noqa: E402
 import guard  # noqa: E402
 import limits  # noqa: E402
@@ -45,7 +46,7 @@ from scenario import Scenario  # noqa: E402
 
 #: Those of a standalone kubelet first: a kubelet that has joined a cluster stays in it. The full node's own come before
 #: all others of a cluster, whose devices a kubelet goes on to count for five minutes: the first of them wants a new node.
-_FILES = (cases, cdi, fullnode, guard, limits, bypass, changeover, drains, dra, dra_conformance, dra_slices, reuse)
+_FILES = (cases, cdi, fullnode, guard, limits, bypass, changeover, drains, dra, dra_conformance, dra_slices, fleet, reuse)
 SCENARIOS = sorted((scenario for file in _FILES for scenario in file.SCENARIOS), key=lambda s: s.cluster)
 
 

@@ -59,6 +59,7 @@ pub(crate) async fn cordon(
     responses(
         (status = 200, description = "The GPU, active unless another owner's mark is left", body = Gpu, headers(("ETag" = String, description = "The ETag of the new drain state, for If-Match"))),
         (status = 400, description = "A malformed UUID, query or If-Match"),
+        (status = 409, description = "The mark belongs to a GPUMaintenance; delete the GPUMaintenance to remove it"),
     ))]
 pub(crate) async fn uncordon(
     caller: Caller,
@@ -68,7 +69,7 @@ pub(crate) async fn uncordon(
     request: HttpRequest,
 ) -> HandlerResult {
     let gpu = gpu_id(&state, &path)?;
-    let owners = query.owners(&caller)?;
+    let owners = query.owners(&caller, &state)?;
     let command = Command::Uncordon { gpu: gpu.clone(), owners };
     let log = || tracing::info!(%gpu, by = caller.name(), "an uncordon removed marks of a GPU");
     change_marks(&state, &request, &gpu, command, log).await
@@ -79,13 +80,14 @@ pub(crate) async fn uncordon(
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(crate) struct OwnerQuery {
-    /// The owner as `drain.marks` of the GPU names it, or `all` for every owner; without it the caller.
+    /// The owner as `drain.marks` of the GPU names it, or `all` for all owners except GPUMaintenances; the caller if absent.
     #[param(example = "api:admin")]
     owner: Option<String>,
 }
 
 impl OwnerQuery {
-    fn owners(&self, caller: &Caller) -> Result<Owners, Failure> {
+    /// The owners that the query names. A GPUMaintenance is refused, since the daemon would set its mark again at once.
+    fn owners(&self, caller: &Caller, state: &State) -> Result<Owners, Failure> {
         let owner = match self.owner.as_deref() {
             Some("all") => return Ok(Owners::All),
             Some(owner) => {
@@ -93,6 +95,15 @@ impl OwnerQuery {
             }
             None => Owner::api(&caller.name()),
         };
+        if (state.facts)().maintenances.contains(owner.as_str()) {
+            let ledger = state.kernel.snapshot();
+            let mut marks = ledger.gpus.values().filter_map(|gpu| gpu.marks.by_owner.get(&owner));
+            let by = marks.next().map_or(owner.as_str(), |mark| mark.by.as_str());
+            let name = by.trim_start_matches("GPUMaintenance/");
+            let detail = format!("the mark of {by} is removed when the object is deleted");
+            let hint = format!("run `kubectl delete gpumaintenance {name}`");
+            return Err(Failure::new(Kind::State, detail).hint(hint));
+        }
         Ok(Owners::One(owner))
     }
 }
@@ -229,6 +240,7 @@ pub(crate) async fn show(state: Data<State>, path: Path<String>) -> HandlerResul
     responses(
         (status = 200, description = "The GPU, cordoned or active, or draining by another owner", body = Gpu, headers(("ETag" = String, description = "The ETag of the new drain state, for If-Match"))),
         (status = 400, description = "A malformed UUID, query or If-Match"),
+        (status = 409, description = "The mark belongs to a GPUMaintenance; delete the GPUMaintenance to remove it"),
     ))]
 pub(crate) async fn stop(
     caller: Caller,
@@ -238,7 +250,7 @@ pub(crate) async fn stop(
     request: HttpRequest,
 ) -> HandlerResult {
     let gpu = gpu_id(&state, &path)?;
-    let owners = query.owners(&caller)?;
+    let owners = query.owners(&caller, &state)?;
     let command = Command::StopDrain { gpu: gpu.clone(), owners };
     let log = || tracing::info!(%gpu, by = caller.name(), "a drain was stopped");
     change_marks(&state, &request, &gpu, command, log).await

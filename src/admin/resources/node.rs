@@ -50,6 +50,7 @@ pub(crate) async fn show(state: Data<State>, request: HttpRequest) -> HandlerRes
             _ => guard,
         }),
         dra: facts.dra,
+        fleet: facts.fleet,
         hold: ledger.ends_withheld.as_deref().map(String::from),
         configuration: facts.configuration,
         stack_revision: ledger.stack.revision,

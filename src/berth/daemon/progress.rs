@@ -1,7 +1,7 @@
 //! The progress of the start, for readiness and the API.
 
 use berth_admin::{NodeFacts, StartStep};
-use berth_cluster::{ApiServer, ApiServerStatus};
+use berth_cluster::{ApiServer, ApiServerStatus, FleetState};
 use berth_config::Config;
 use berth_core::next_beat;
 use berth_guard::GuardStatus;
@@ -27,6 +27,7 @@ pub(super) struct Progress {
     cluster: Mutex<Option<watch::Receiver<ApiServerStatus>>>,
     guard: Mutex<Option<watch::Receiver<GuardStatus>>>,
     dra: Mutex<Option<DraFacts>>,
+    fleet: Mutex<Option<watch::Receiver<FleetState>>>,
 }
 
 impl Progress {
@@ -77,6 +78,13 @@ impl Progress {
             });
         }
         facts.dra = self.dra.lock().as_ref().map(|facts| facts());
+        if let Some(state) = self.fleet.lock().as_ref() {
+            let FleetState { gpu_node_error, maintenances_error, status_error, removal_error, maintenances } =
+                state.borrow().clone();
+            facts.fleet =
+                Some(berth_api::Fleet { gpu_node_error, maintenances_error, status_error, removal_error });
+            facts.maintenances = maintenances;
+        }
         facts
     }
 
@@ -98,6 +106,11 @@ impl Progress {
     /// Sets what shows the DRA driver.
     pub(super) fn set_dra(&self, facts: DraFacts) {
         *self.dra.lock() = Some(facts);
+    }
+
+    /// Sets the channel with the errors of the GPUNode and the GPUMaintenances.
+    pub(super) fn set_fleet(&self, state: watch::Receiver<FleetState>) {
+        *self.fleet.lock() = Some(state);
     }
 
     /// Sets the channel with the state of the registrations.

@@ -10,7 +10,7 @@ use super::{Base, Options, Running, access};
 use anyhow::Context;
 use berth_admin::StartStep;
 use berth_checks::policy_settings;
-use berth_cluster::{ApiServer, LabelChannels};
+use berth_cluster::{ApiServer, FleetTask, LabelChannels};
 use berth_config::{Config, new_stack};
 use berth_core::keeper::{CommandError, Keeper, Snapshot};
 use berth_core::memory;
@@ -317,6 +317,11 @@ impl Base {
         settings.labels = self.labels.node_task();
         settings.other_writer = self.labels.other_writer();
         settings.dra = self.dra_task();
+        if self.config.cluster.fleet {
+            let state = watch::Sender::default();
+            self.progress.set_fleet(state.subscribe());
+            settings.fleet = Some(FleetTask { state });
+        }
         settings.watched_label = self.configuration.as_ref().map(Configuration::watched_label);
         let cluster = berth_cluster::start(settings, self.kernel().clone(), batches);
         self.progress.set_cluster_status(cluster.link());

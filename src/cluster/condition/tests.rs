@@ -110,24 +110,27 @@ fn the_message_has_each_unavailable_gpu_with_time_and_reason() {
             "GPU 0 (GPU-00) is unhealthy since 2026-01-01T00:00:00Z; GPU 1 (GPU-01) is cordoned since 2026-01-01T00:00:00Z by ada",
         ),
     ];
-    for (change, unavailable, reason, message) in table {
+    for (change, is_unavailable, reason, message) in table {
         let mut ledger = node(2);
         change(&mut ledger);
-        assert_eq!(condition(&ledger), Condition { unavailable, reason, message: message.into() });
+        assert_eq!(
+            availability(&ledger),
+            Availability { is_available: !is_unavailable, reason, message: message.into() }
+        );
     }
     let mut late = node(1);
     let cause = "the checkpoint cannot be read".into();
     late.blocked_ends = Some(Arc::new(BlockedEnds { since_wall_ms: NEW_YEAR_MS, cause, allocations: 152 }));
-    let found = condition(&late);
-    assert_eq!((found.unavailable, found.reason), (true, "AllocationsStuck"));
+    let found = availability(&late);
+    assert_eq!((found.is_available, found.reason), (false, "AllocationsStuck"));
     assert!(found.message.contains("since 2026-01-01T00:00:00Z: the checkpoint"), "{}", found.message);
     late.blocked_ends = Some(Arc::new(BlockedEnds {
         allocations: 153,
         ..BlockedEnds::clone(late.blocked_ends.as_deref().unwrap())
     }));
-    assert_eq!(condition(&late), found, "unchanged, so that not each grant writes to the node");
-    assert_eq!(condition(&node(1)).message, "the GPU is available");
-    assert!(!condition(&node(0)).unavailable);
+    assert_eq!(availability(&late), found, "unchanged, so that not each grant writes to the node");
+    assert_eq!(availability(&node(1)).message, "the GPU is available");
+    assert!(availability(&node(0)).is_available);
 }
 
 #[test]
@@ -136,11 +139,11 @@ fn many_gpus_are_named_up_to_the_limit_and_counted() {
     for index in 0..16 {
         with(&mut ledger, index, |g| g.marks = mark(&"x".repeat(60)).into());
     }
-    let message = condition(&ledger).message;
+    let message = availability(&ledger).message;
     assert!(message.len() <= MESSAGE_BYTES_MAX);
     let named = message.matches("is cordoned").count();
     assert!(named >= 6, "{message}");
     assert!(message.ends_with(&format!("; and {} more", 16 - named)), "{message}");
     with(&mut ledger, 0, |g| g.marks = mark(&"\u{e4}".repeat(512)).into());
-    assert!(condition(&ledger).message.len() <= MESSAGE_BYTES_MAX, "one long reason alone");
+    assert!(availability(&ledger).message.len() <= MESSAGE_BYTES_MAX, "one long reason alone");
 }

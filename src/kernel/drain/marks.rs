@@ -18,8 +18,11 @@ pub const MARKS_TEXT_BYTES_MAX: usize = 7000;
 /// Longest owner in bytes: `api:` and the longest name of a caller, with room for other kinds.
 pub const OWNER_BYTES_MAX: usize = 160;
 
-/// The owner of a mark: `api:` with the name of a caller, or `operator` for a mark from a store in which marks
-/// had no owner. Other kinds of later releases are kept as they are.
+/// The first bytes of an owner that is a GPUMaintenance.
+const MAINTENANCE: &str = "fleet:";
+
+/// The owner of a mark: `api:` with the name of a caller, `fleet:` with the UID of a GPUMaintenance, or `operator` for a
+/// mark from a store in which marks had no owner. Other kinds of later releases are kept as they are.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Owner(Arc<str>);
 
@@ -29,6 +32,20 @@ impl Owner {
     pub fn api(caller: &str) -> Self {
         let text = format!("api:{caller}");
         Self(text[..text.floor_char_boundary(OWNER_BYTES_MAX)].into())
+    }
+
+    /// The GPUMaintenance with this UID. Its mark is removed when the object is deleted, and by no command that names all owners.
+    ///
+    /// # Errors
+    /// If the UID makes the owner longer than [`OWNER_BYTES_MAX`], or holds a control character.
+    pub fn maintenance(uid: &str) -> Result<Self, BadName> {
+        Self::parse(&format!("{MAINTENANCE}{uid}"))
+    }
+
+    /// Whether it is a GPUMaintenance.
+    #[must_use]
+    pub fn is_maintenance(&self) -> bool {
+        self.0.starts_with(MAINTENANCE)
     }
 
     /// The owner of a mark that was made before marks had owners. Each caller may remove it.
@@ -64,17 +81,17 @@ impl fmt::Display for Owner {
 /// The owners whose marks a command changes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Owners {
-    /// Every owner.
+    /// All owners except GPUMaintenances, whose marks are removed when the object is deleted.
     All,
-    /// This owner, and [`Owner::operator`].
+    /// This owner. If it is a caller, [`Owner::operator`], too.
     One(Owner),
 }
 
 impl Owners {
     fn contains(&self, owner: &Owner) -> bool {
         match self {
-            Self::All => true,
-            Self::One(one) => one == owner || *owner == Owner::operator(),
+            Self::All => !owner.is_maintenance(),
+            Self::One(one) => one == owner || (!one.is_maintenance() && *owner == Owner::operator()),
         }
     }
 }

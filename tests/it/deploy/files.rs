@@ -60,7 +60,7 @@ fn roles(path: &str) -> Vec<(String, BTreeSet<String>)> {
 
 #[test]
 fn each_role_gives_one_kind_of_right_and_no_more() {
-    let wanted: [(&str, &[&str]); 7] = [
+    let wanted: [(&str, &[&str]); 8] = [
         ("berth", &["get /nodes", "list /pods", "watch /pods"]),
         (
             "berth-events",
@@ -82,6 +82,21 @@ fn each_role_gives_one_kind_of_right_and_no_more() {
             ],
         ),
         (
+            "berth-fleet",
+            &[
+                "get fleet.berth.dev/gpunodes",
+                "list fleet.berth.dev/gpunodes",
+                "watch fleet.berth.dev/gpunodes",
+                "get fleet.berth.dev/gpumaintenances",
+                "list fleet.berth.dev/gpumaintenances",
+                "watch fleet.berth.dev/gpumaintenances",
+                "create fleet.berth.dev/gpunodes",
+                "patch fleet.berth.dev/gpunodes/status",
+                "patch fleet.berth.dev/gpumaintenances/status",
+                "get apiextensions.k8s.io/customresourcedefinitions",
+            ],
+        ),
+        (
             "berth-review",
             &[
                 "create authentication.k8s.io/tokenreviews",
@@ -92,14 +107,15 @@ fn each_role_gives_one_kind_of_right_and_no_more() {
     let wanted =
         wanted.map(|(name, rights)| (name.to_owned(), rights.iter().map(|r| (*r).to_owned()).collect()));
     assert_eq!(roles("deploy/cluster-role.yaml"), wanted);
-    assert_eq!(documents("deploy/cluster-role.yaml").len(), 7, "it holds roles and nothing else");
+    assert_eq!(documents("deploy/cluster-role.yaml").len(), 8, "it holds roles and nothing else");
 }
 
 #[test]
 fn every_role_is_known_to_readers_to_the_daemon_and_to_the_end_to_end_test() {
-    let sources: String = ["client", "condition", "events", "evict", "reviews", "labels", "slices"]
-        .map(|f| read(&format!("src/cluster/{f}.rs")))
-        .concat();
+    let sources: String =
+        ["client", "condition", "events", "evict", "reviews", "labels", "slices", "fleet/gpu_node"]
+            .map(|f| read(&format!("src/cluster/{f}.rs")))
+            .concat();
     let (page, test) = (read("docs/cluster.md"), read("tests/e2e/controlplane.py"));
     for (name, _) in roles("deploy/cluster-role.yaml") {
         assert!(sources.contains(&format!("ClusterRole {name}")), "no error of the daemon names {name}");
@@ -114,13 +130,15 @@ fn the_manifests_bind_the_first_role_and_the_others_only_if_configured() {
     assert_eq!(roles("deploy/manifests/berth.yaml"), known[..1]);
     let mut all = roles("deploy/manifests/rights.yaml");
     all.sort_by_key(|(name, _)| known.iter().position(|(known, _)| known == name));
-    let without_dra = |(name, _): &&(String, _)| name != "berth-dra";
-    assert_eq!(all, known.iter().filter(without_dra).cloned().collect::<Vec<_>>());
+    let in_rights = |(name, _): &&(String, _)| !["berth-dra", "berth-fleet"].contains(&name.as_str());
+    assert_eq!(all, known.iter().filter(in_rights).cloned().collect::<Vec<_>>());
     let dra = known.iter().filter(|(name, _)| ["berth", "berth-dra"].contains(&name.as_str()));
     assert_eq!(roles("deploy/manifests/dra.yaml"), dra.cloned().collect::<Vec<_>>());
+    let fleet = known.iter().filter(|(name, _)| ["berth", "berth-fleet"].contains(&name.as_str()));
+    assert_eq!(roles("deploy/manifests/fleet.yaml"), fleet.cloned().collect::<Vec<_>>());
     let review = known.iter().filter(|(name, _)| ["berth", "berth-review"].contains(&name.as_str()));
     assert_eq!(roles("deploy/manifests/admin-tls.yaml"), review.cloned().collect::<Vec<_>>());
-    for path in ["berth.yaml", "rights.yaml", "dra.yaml", "admin-tls.yaml"]
+    for path in ["berth.yaml", "rights.yaml", "dra.yaml", "fleet.yaml", "admin-tls.yaml"]
         .map(|name| format!("deploy/manifests/{name}"))
     {
         let path = path.as_str();

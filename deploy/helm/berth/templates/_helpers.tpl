@@ -219,6 +219,15 @@ app.kubernetes.io/instance: {{ printf "%s-guard" .Release.Name | trunc 63 | quot
 {{- if $any -}}true{{- end -}}
 {{- end -}}
 
+{{- /* Whether any node takes part in the fleet. */ -}}
+{{- define "berth.hasFleet" -}}
+{{- $any := dig "fleet" "enabled" false (default (dict) .Values.config) -}}
+{{- range $name, $own := .Values.profiles -}}
+{{- $any = or $any (dig "config" "fleet" "enabled" false (default (dict) $own)) -}}
+{{- end -}}
+{{- if $any -}}true{{- end -}}
+{{- end -}}
+
 {{- /* One driver for all profiles: the admission policy and the DeviceClasses name it. */ -}}
 {{- define "berth.driver" -}}
 {{- $driver := dig "dra" "driver" "gpu.nvidia.com" (default (dict) .Values.config) -}}

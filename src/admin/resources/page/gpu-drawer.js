@@ -10,7 +10,7 @@ import { longLink } from './links.js';
 import { DRIVER_MIB, devicesOf, holderName, podsOn } from './model.js';
 import { podButton, stateOf, stateSign, usageOf } from './row.js';
 import { opened, whyHere } from './why-here.js';
-import { KINDS, scheduling } from './words.js';
+import { KINDS, markText, scheduling } from './words.js';
 
 /** Events of this GPU that are shown. */
 const EVENTS = 12;
@@ -160,7 +160,7 @@ function facts(gpu) {
     now.length > 0 && of('Now', now.map(([value, unit]) => `${number(value)} ${unit}`).join(', ')),
     of('Model', gpu.model), of('UUID', el('code', {}, gpu.uuid)), of('PCI, NUMA', `${gpu.pciBus}, ${gpu.numaNode ?? 'not known'}`), gpu.migEnabled && of('MIG', 'on')),
   drain.state === 'draining' && progressOf(gpu, false),
-  drain.state !== 'draining' && drain.marks.length > 0 && el('ul', { class: 'events' }, drain.marks.map((mark) => el('li', {}, `${mark.kind} by ${mark.owner}${mark.why ? `: ${mark.why}` : ''}, ${time(mark.since)}`)))];
+  drain.state !== 'draining' && drain.marks.length > 0 && el('ul', { class: 'events' }, drain.marks.map((mark) => el('li', {}, `${markText(mark)}, ${time(mark.since)}`)))];
 }
 
 /** The API of the kubelet through which a GPU is granted, who gave the last order, and what a move to the other API waits for. */

@@ -349,6 +349,28 @@ fn a_gpu_is_out_while_one_mark_is_left() {
 }
 
 #[test]
+fn the_mark_of_a_maintenance_is_removed_for_the_maintenance_alone() {
+    let mut node = Node::new();
+    let owner = Owner::maintenance("b7d0").unwrap();
+    let maintenance = Author { owner: owner.clone(), ..author("GPUMaintenance/fan", "fan") };
+    node.apply(&Command::Drain { gpu: gpu(), author: maintenance, order: Order::default() }).unwrap();
+    assert_eq!(node.wait(15), "drained");
+    for owners in [Owners::All, Owners::One(Owner::api("ada")), Owners::One(Owner::operator())] {
+        node.apply(&Command::StopDrain { gpu: gpu(), owners: owners.clone() }).unwrap();
+        assert_eq!(node.state(), "drained", "{owners:?}");
+        node.apply(&Command::Uncordon { gpu: gpu(), owners }).unwrap();
+        assert_eq!(node.state(), "drained");
+    }
+    let operator = Author { owner: Owner::operator(), ..author("ada", "") };
+    node.apply(&Command::Cordon { gpu: gpu(), author: operator }).unwrap();
+    node.apply(&Command::Uncordon { gpu: gpu(), owners: Owners::One(owner) }).unwrap();
+    assert_eq!(node.state(), "cordoned", "the mark of a person stays");
+    node.apply(&Command::Uncordon { gpu: gpu(), owners: Owners::All }).unwrap();
+    assert_eq!(node.state(), "active");
+    assert!(Owner::maintenance(&"x".repeat(160)).is_err());
+}
+
+#[test]
 fn several_drains_evict_if_one_does_and_have_the_earliest_deadline() {
     let now = |ms| Now { wall_ms: ms, mono_ms: ms };
     let order = |evict, deadline_wall_ms, at_deadline| Order {

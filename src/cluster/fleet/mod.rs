@@ -1,0 +1,113 @@
+//! The daemon's half of the fleet: it reports this node in a GPUNode, and carries out the GPUMaintenances of this node.
+
+mod gpu_node;
+mod maintenance;
+
+use super::settings::{FleetTask, Settings};
+use super::wait::{Backoff, jittered, random};
+use berth_core::KernelHandle;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use k8s_openapi::jiff::Timestamp;
+use kube::Client;
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// The mean wait after an answer that the kind is not known (404) or a right is missing (403): neither changes within seconds.
+const MISSING_WAIT: Duration = Duration::from_secs(60);
+/// What a 404 means.
+const NO_KIND: &str = "the CustomResourceDefinitions of fleet.berth.dev are not installed: run `kubectl apply -f deploy/helm/berth/files/crds`";
+
+/// Reports the node and carries out its maintenances; never returns.
+pub(super) async fn keep(settings: &Settings, client: Client, kernel: &KernelHandle, task: &FleetTask) {
+    tokio::join!(
+        gpu_node::keep(settings, client.clone(), kernel, task),
+        maintenance::keep(settings, client, kernel, task),
+    );
+}
+
+/// When a failed request is sent again.
+fn retry_at(settings: &Settings, backoff: &mut Backoff, code: u16) -> Instant {
+    let wait = match code {
+        403 | 404 => jittered(MISSING_WAIT, random()),
+        _ => backoff.next(random()),
+    };
+    let now = Instant::now();
+    now + settings.retry_after.delay(wait, now)
+}
+
+/// What an error is about.
+#[derive(Clone, Copy, Debug)]
+enum ErrorSource {
+    GpuNode,
+    Watch,
+    Status,
+    Removal,
+}
+
+impl FleetTask {
+    /// Sets or clears an error, and logs a new one.
+    fn set_error(&self, source: ErrorSource, error: Option<String>) {
+        self.state.send_if_modified(|state| {
+            let (current, what) = match source {
+                ErrorSource::GpuNode => {
+                    (&mut state.gpu_node_error, "the GPUNode of this node is not up to date")
+                }
+                ErrorSource::Watch => {
+                    (&mut state.maintenances_error, "changes of GPUMaintenances are not seen")
+                }
+                ErrorSource::Removal => {
+                    (&mut state.removal_error, "the marks of deleted GPUMaintenances are kept")
+                }
+                ErrorSource::Status => {
+                    (&mut state.status_error, "the status of a GPUMaintenance is not up to date")
+                }
+            };
+            let changed = *current != error;
+            if changed {
+                if let Some(why) = &error {
+                    tracing::warn!(why, "{what}");
+                }
+                *current = error;
+            }
+            changed
+        });
+    }
+}
+
+/// A condition without its times.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct ConditionContent {
+    type_: &'static str,
+    status: bool,
+    reason: &'static str,
+    message: String,
+}
+
+/// The conditions of an object. A condition whose status is that of `before` keeps its time.
+fn conditions(
+    contents: Vec<ConditionContent>,
+    before: &[Condition],
+    generation: Option<i64>,
+    now: &Time,
+) -> Vec<Condition> {
+    let with_time = |ConditionContent { type_, status, reason, message }: ConditionContent| {
+        let status = if status { "True" } else { "False" };
+        let known = before.iter().find(|known| known.type_ == type_ && known.status == status);
+        Condition {
+            type_: type_.to_owned(),
+            status: status.to_owned(),
+            reason: reason.to_owned(),
+            message,
+            observed_generation: generation,
+            last_transition_time: known
+                .map_or_else(|| now.clone(), |known| known.last_transition_time.clone()),
+        }
+    };
+    contents.into_iter().map(with_time).collect()
+}
+
+/// A time of the kernel, in whole seconds as Kubernetes has them.
+fn time(wall_ms: u64) -> Time {
+    let seconds = i64::try_from(wall_ms / 1000).unwrap_or(i64::MAX);
+    Time(Timestamp::from_second(seconds).unwrap_or(Timestamp::MAX))
+}

@@ -251,6 +251,7 @@ pub(super) async fn request<T>(
         kube::Error::Api(status) if status.code == 403 => {
             format!("{} (the daemon needs: {right}; see deploy/cluster-role.yaml)", status.message)
         }
+        kube::Error::Api(status) => format!("{} ({})", status.message.trim_end(), status.code),
         error => error_chain(error),
     };
     let status = if let kube::Error::Api(status) = error { Some(status) } else { None };

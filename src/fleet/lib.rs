@@ -1,7 +1,7 @@
 //! The objects of the API group `fleet.berth.dev`: they report the GPUs of each node, and take GPUs out of use.
 //!
-//! A daemon creates the [`GpuNode`](gpu_node::GpuNode) of its node and writes its status. People and remediation tools create a
-//! [`GpuMaintenance`](maintenance::GpuMaintenance) to take GPUs out; the daemon of its node carries it out.
+//! A daemon creates the [`GpuNode`] of its node and writes its status. People and remediation tools create a
+//! [`GpuMaintenance`] to take GPUs out; the daemon of its node carries it out.
 //! The CustomResourceDefinitions in `deploy/helm/berth/files/crds` are generated from these types ([`definitions`]).
 
 pub mod gpu_node;

@@ -82,7 +82,7 @@ pub struct MaintenanceSpec {
     pub at_deadline: Option<AtDeadline>,
     /// The reason, for people who read the object.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 512), regex(pattern = "^[^\\x00-\\x1f\\x7f]*$"))]
+    #[schemars(length(max = 512), regex(pattern = "^[^\\x00-\\x1f\\x7f-\\x9f]*$"))]
     pub reason: Option<String>,
 }
 
@@ -168,6 +168,10 @@ pub enum MaintenanceState {
     Cordoned,
     /// Nothing holds it.
     Drained,
+    /// A state of a later release.
+    #[serde(other)]
+    #[schemars(skip)]
+    Other,
 }
 
 #[cfg(test)]

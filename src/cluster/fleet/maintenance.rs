@@ -38,6 +38,8 @@ use tokio::time::{Instant, sleep, sleep_until};
 const WRITE_INTERVAL: Duration = Duration::from_secs(10);
 /// The mean time between two attempts to remove the marks of deleted objects while the CustomResourceDefinition cannot be read.
 const REMOVAL_RETRY_MEAN: Duration = Duration::from_secs(60);
+/// How long after its deadline a drain is late that deletes its pods then, milliseconds.
+const DELETION_GRACE_MS: u64 = 300_000;
 /// Most GPUMaintenances of a node; each GPU can have eight marks.
 const OBJECTS_MAX: usize = 256;
 /// The longest wait after an open watch is lost, since an API server that restarts ends those of all nodes at one moment.
@@ -56,8 +58,12 @@ pub(super) async fn keep(settings: &Settings, client: Client, kernel: &KernelHan
         Box::pin(object_watch::events(settings, OBJECTS, api.clone(), |object| Some(object.clone())));
     let mut snapshots = kernel.watch();
     let mut known = KnownMaintenances::default();
-    let mut updater =
-        MarkUpdater { definitions: Api::all(client), set_from: Instant::now(), remove_from: Instant::now() };
+    let mut updater = MarkUpdater {
+        definitions: Api::all(client),
+        set_from: Instant::now(),
+        kept: Vec::new(),
+        remove_from: Instant::now(),
+    };
     let mut writer =
         StatusWriter { api, settings, backoff: Backoff::new(settings.retry_interval), failed_until: None };
     let mut backoff = Backoff::new(settings.retry_interval);
@@ -134,7 +140,8 @@ struct MarkUpdater {
     definitions: Api<CustomResourceDefinition>,
     /// The earliest time of the next attempt to set marks; later after the keeper has failed.
     set_from: Instant,
-    /// The same for removals; later while marks cannot be removed.
+    /// The obsolete marks that the last attempt could not remove, and when they are tried again.
+    kept: Vec<(GpuId, Owner)>,
     remove_from: Instant,
 }
 
@@ -151,12 +158,17 @@ impl MarkUpdater {
         if Instant::now() >= self.set_from {
             for (uid, command) in known.missing_marks(ledger, kernel.now()) {
                 is_changed |= self.set_mark(known, &uid, command, ledger, kernel).await;
+                if Instant::now() < self.set_from {
+                    // The keeper has failed.
+                    break;
+                }
             }
         }
         let obsolete = known.obsolete_marks(ledger);
         if obsolete.is_empty() {
+            self.kept.clear();
             task.set_error(ErrorSource::Removal, None);
-        } else if Instant::now() >= self.remove_from {
+        } else if obsolete != self.kept || Instant::now() >= self.remove_from {
             is_changed |= self.remove_marks(obsolete, ledger, kernel, task).await;
         }
         is_changed
@@ -179,15 +191,19 @@ impl MarkUpdater {
             Err(error) if error.code() == 404 => Err(NO_KIND.to_owned()),
             Err(error) => Err(error.why.clone()),
         };
-        let (mut is_changed, mut why_kept) = (false, created_wall_ms.as_ref().err().cloned());
+        let created_wall_ms = match created_wall_ms {
+            Ok(created_wall_ms) => created_wall_ms,
+            Err(why) => {
+                self.keep(obsolete, why, task);
+                return false;
+            }
+        };
+        let (mut is_changed, mut kept, mut commands) = (false, Vec::new(), Vec::new());
         for (gpu, owner) in obsolete {
-            let Ok(created_wall_ms) = created_wall_ms else { break };
             let mark = ledger.gpus.get(&gpu).and_then(|state| state.marks.by_owner.get(&owner));
             if mark.is_some_and(|mark| mark.since_wall_ms < created_wall_ms) {
-                why_kept = Some(format!(
-                    "the object of the mark {owner} was deleted with the CustomResourceDefinition: to remove the mark, run \
-                     `berth gpu uncordon {gpu} --owner {owner}`"
-                ));
+                commands.push(format!("`berth gpu uncordon {gpu} --owner {owner}`"));
+                kept.push((gpu, owner));
                 continue;
             }
             let removal = Command::Uncordon { gpu: gpu.clone(), owners: Owners::One(owner.clone()) };
@@ -196,14 +212,28 @@ impl MarkUpdater {
                     is_changed = true;
                     tracing::info!(%gpu, %owner, "the mark of a deleted GPUMaintenance was removed");
                 }
-                Err(error) => why_kept = Some(error.to_string()),
+                Err(error) => {
+                    kept.push((gpu, owner));
+                    self.keep(kept, error.to_string(), task);
+                    return is_changed;
+                }
             }
         }
-        if why_kept.is_some() {
-            self.remove_from = Instant::now() + jittered(REMOVAL_RETRY_MEAN, random());
+        if !kept.is_empty() {
+            let why = format!(
+                "their objects were deleted with the CustomResourceDefinition; to remove the marks, run {}",
+                commands.join(" and ")
+            );
+            self.keep(kept, why, task);
         }
-        task.set_error(ErrorSource::Removal, why_kept);
         is_changed
+    }
+
+    /// Keeps these marks until the next attempt.
+    fn keep(&mut self, marks: Vec<(GpuId, Owner)>, why: String, task: &FleetTask) {
+        self.kept = marks;
+        self.remove_from = Instant::now() + jittered(REMOVAL_RETRY_MEAN, random());
+        task.set_error(ErrorSource::Removal, Some(why));
     }
 
     async fn set_mark(
@@ -272,6 +302,8 @@ struct Maintenance {
     refused: BTreeMap<GpuId, RefusedMark>,
     /// The earliest time of the next write.
     write_from: Option<Instant>,
+    /// Why the last write failed; `None` if it did not.
+    error: Option<String>,
 }
 
 /// A mark that the kernel has refused; it is set once the GPU has other marks.
@@ -316,15 +348,18 @@ impl KnownMaintenances {
                 name,
                 "more than {OBJECTS_MAX} GPUMaintenances name this node; this one is not carried out"
             );
+            self.others.insert(uid);
             return;
         }
+        self.others.remove(&uid);
         let known = self.objects.remove(&uid);
-        let (refused, write_from) = known.map(|known| (known.refused, known.write_from)).unwrap_or_default();
+        let (refused, write_from, error) =
+            known.map(|known| (known.refused, known.write_from, known.error)).unwrap_or_default();
         let (generation, version) = (object.metadata.generation, object.metadata.resource_version);
         let status = object.status.unwrap_or_default();
         self.objects.insert(
             uid,
-            Maintenance { name, generation, version, spec: object.spec, status, refused, write_from },
+            Maintenance { name, generation, version, spec: object.spec, status, refused, write_from, error },
         );
     }
 
@@ -454,7 +489,7 @@ impl Maintenance {
                 ("Cordoned", "nothing new is granted on the GPUs".to_owned())
             }
             (None, Some(MaintenanceState::Draining)) => ("Draining", self.waits_for(ledger)),
-            (None, None | Some(MaintenanceState::Pending)) => {
+            (None, None | Some(MaintenanceState::Pending | MaintenanceState::Other)) => {
                 ("Pending", "the GPUs are not cordoned yet".to_owned())
             }
         };
@@ -524,6 +559,12 @@ impl Maintenance {
             );
             return Some(("NoSuchGPU", text));
         }
+        // Pods that are deleted at the deadline have time to end.
+        let grace_ms = if self.spec.at_deadline == Some(AtDeadline::Delete) { DELETION_GRACE_MS } else { 0 };
+        let now = Now {
+            wall_ms: now.wall_ms.saturating_sub(grace_ms),
+            mono_ms: now.mono_ms.saturating_sub(grace_ms),
+        };
         let is_late = |mark: &Mark| mark.expired || mark.order().is_some_and(|order| order.is_late(now));
         let late = marked.iter().any(|(_, mark)| is_late(mark));
         (!is_reached && late).then(|| {
@@ -566,6 +607,7 @@ impl StatusWriter<'_> {
         for (uid, object) in &mut known.objects {
             let report = object.report(uid, ledger, now);
             if report == object.status {
+                object.error = None;
                 continue;
             }
             if object.write_from.max(self.failed_until).is_some_and(|due| due > Instant::now()) {
@@ -577,22 +619,23 @@ impl StatusWriter<'_> {
                     object.version = version;
                     object.status = report;
                     self.backoff.reset();
+                    object.error = None;
                     self.failed_until = None;
-                    task.set_error(ErrorSource::Status, None);
                 }
                 // The object was deleted, or another one has its name: the watch shows it.
                 Err(error) if matches!(error.code(), 404 | 409) => {}
                 Err(error) => {
                     let until = retry_at(self.settings, &mut self.backoff, error.code());
-                    match error.code() {
-                        // The API server refuses this object, and perhaps no other.
-                        400..=428 | 430..=499 => object.write_from = Some(until),
-                        _ => self.failed_until = Some(until),
+                    // Otherwise an answer that is about this object alone would keep the others from being written.
+                    object.write_from = Some(until + WRITE_INTERVAL);
+                    if !matches!(error.code(), 400..=428 | 430..=499) {
+                        self.failed_until = Some(until);
                     }
-                    task.set_error(ErrorSource::Status, Some(error.why));
+                    object.error = Some(error.why);
                 }
             }
         }
+        task.set_error(ErrorSource::Status, known.objects.values().find_map(|object| object.error.clone()));
     }
 
     async fn apply(
@@ -710,6 +753,18 @@ mod tests {
         assert_eq!((stalled.status.as_str(), stalled.reason.as_str()), ("True", "TooManyMarks"));
         put_mark(&mut ledger, 0, "other", Mark::cordon("x", "", NOW.wall_ms));
         assert_eq!(known.missing_marks(&ledger, NOW).len(), 1);
+    }
+
+    #[test]
+    fn objects_beyond_the_limit_keep_their_marks() {
+        let (mut ledger, mut known) = (node(1), KnownMaintenances::default());
+        put_mark(&mut ledger, 0, "last", Mark::cordon("x", "", NOW.wall_ms));
+        let many = (0..OBJECTS_MAX).map(|n| cordon(&n.to_string(), &["GPU-9"]));
+        known.apply(Event::Listed(many.chain([cordon("last", &["GPU-0"])]).collect()));
+        assert_eq!(known.objects.len(), OBJECTS_MAX);
+        assert!(known.obsolete_marks(&ledger).is_empty());
+        known.apply(Event::Deleted(cordon("last", &["GPU-0"])));
+        assert_eq!(shown(&known.obsolete_marks(&ledger)), ["GPU-0 fleet:last"]);
     }
 
     #[test]

@@ -11,6 +11,8 @@ use serde::{Deserialize, Serialize};
 
 /// Most GPUs in a status.
 pub const GPUS_MAX: usize = 16;
+/// Most models in a status.
+pub const MODELS_MAX: usize = 16;
 /// The longest JSON of [`GpuNodeStatus::gpus`], bytes.
 pub const GPUS_BYTES_MAX: usize = 6 * 1024;
 

@@ -11,7 +11,7 @@ use super::super::wait::{Backoff, REFRESH_MEAN, after_loss, jittered, random};
 use super::{ConditionContent, ErrorSource, NO_KIND, conditions, retry_at, time};
 use berth_core::KernelHandle;
 use berth_fleet::gpu_node::{
-    GPUS_BYTES_MAX, GPUS_MAX, GpuNode, GpuNodeSpec, GpuNodeStatus, GpuStatus, Summary,
+    GPUS_BYTES_MAX, GPUS_MAX, GpuNode, GpuNodeSpec, GpuNodeStatus, GpuStatus, MODELS_MAX, Summary,
 };
 use berth_fleet::{FIELD_MANAGER, GROUP};
 use berth_kernel::hardware::health::HealthState;
@@ -149,11 +149,14 @@ fn gpu_status(
     models: &mut Vec<String>,
 ) -> GpuStatus {
     let model = ledger.part(gpu.as_part()).map(|part| cut(&part.part.model, MODEL_BYTES_MAX));
-    let model = model.map(|name| {
+    let model = model.and_then(|name| {
         let known = models.iter().position(|known| *known == name);
-        known.unwrap_or_else(|| {
-            models.push(name);
-            models.len() - 1
+        known.or_else(|| {
+            // The API server would refuse a status with more of them.
+            (models.len() < MODELS_MAX).then(|| {
+                models.push(name);
+                models.len() - 1
+            })
         })
     });
     let devices = || ledger.parts_of(gpu).flat_map(|part| part.devices.values());
@@ -431,6 +434,15 @@ mod tests {
         assert_eq!((summary.gpus, summary.available, summary.out), (40, 0, 40));
         let json = serde_json::to_string(&status).unwrap();
         assert!(json.len() + available.message.len() < 8 * 1024, "{} bytes", json.len());
+    }
+
+    #[test]
+    fn no_more_models_are_reported_than_the_definition_allows() {
+        let mut ledger = node(20);
+        for (index, part) in ledger.parts.values_mut().enumerate() {
+            Arc::make_mut(part).part.model = format!("model {index}");
+        }
+        assert_eq!(status(&ledger).models.unwrap().len(), MODELS_MAX);
     }
 
     #[test]

@@ -37,14 +37,19 @@ pub struct Drain {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Mark {
-    /// `api:` and the caller's name, `fleet:` and the UID of a GPUMaintenance, or `operator` for a mark from a release in
-    /// which marks had no owner.
+    /// `api:` and the caller's name, `fleet:` and the UID of a GPUMaintenance, `taintRule:` and the UID of a DeviceTaintRule, or
+    /// `operator` for a mark from a release in which marks had no owner.
     #[schema(example = "api:admin")]
     pub owner: String,
-    /// Who set it last: the caller's name, or `GPUMaintenance/` and the object's name.
+    /// Who set it last: the caller's name, or the kind and name of the object, such as `GPUMaintenance/fan`.
     #[serde(default)]
     #[schema(example = "admin")]
     pub by: String,
+    /// The object to which the mark belongs, by kind and name; absent for a caller's mark. The mark is removed when the object is
+    /// deleted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(example = "GPUMaintenance/fan")]
+    pub object: Option<String>,
     /// Whether it also drains the GPU.
     pub kind: MarkKind,
     /// The reason, where one was given.
@@ -70,24 +75,26 @@ values! {
 }
 
 impl Mark {
-    /// Whether the mark belongs to a GPUMaintenance. Deleting the GPUMaintenance removes the mark.
-    #[must_use]
-    pub fn belongs_to_maintenance(&self) -> bool {
-        self.owner.starts_with("fleet:")
-    }
-
     /// The mark of this owner.
     #[must_use]
     pub fn from_kernel(owner: &marks::Owner, mark: &marks::Mark) -> Self {
         Self {
             owner: owner.to_string(),
             by: mark.by.clone(),
+            object: owner.is_object().then(|| mark.by.clone()),
             kind: (&mark.kind).into(),
             why: non_empty(&mark.why),
             since: rfc3339(mark.since_wall_ms),
             expired: mark.expired,
         }
     }
+}
+
+/// The command that deletes an object, and so removes its marks; `object`: see [`Mark::object`].
+#[must_use]
+pub fn deletion_command(object: &str) -> String {
+    let (kind, name) = object.split_once('/').unwrap_or((object, ""));
+    format!("kubectl delete {} {name}", kind.to_lowercase())
 }
 
 values! {

@@ -37,7 +37,7 @@ pub use decision::{
 };
 pub use drain::{
     AtDeadline, Cordon, Drain, DrainHolder, DrainHolderState, DrainOrder, DrainPreview, DrainProgress,
-    DrainState, Mark, MarkHealthy, MarkKind, PodOwner,
+    DrainState, Mark, MarkHealthy, MarkKind, PodOwner, deletion_command,
 };
 pub use event::{Event, EventHistory, EventKind};
 pub use gpu::{

@@ -130,6 +130,10 @@ pub struct Dra {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = "no answer within 15 s")]
     pub slices_error: Option<String>,
+    /// Why the marks of DeviceTaintRules may be out of date: the rules cannot be watched, or a mark cannot be set or removed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(example = "the DeviceTaintRules: they cannot be watched")]
+    pub taint_rules_error: Option<String>,
 }
 
 /// The GPUNode and the GPUMaintenances of the node. They are up to date if there is no error.

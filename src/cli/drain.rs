@@ -6,7 +6,7 @@ use crate::named_gpu::{ChangedGpus, drain, resolve_all, title};
 use crate::output::{Out, printable, report};
 use crate::usage;
 use anyhow::{anyhow, bail};
-use berth_api::{DrainHolder, DrainHolderState, DrainOrder, DrainState, Gpu};
+use berth_api::{DrainHolder, DrainHolderState, DrainOrder, DrainState, Gpu, GpuSummary};
 use clap_complete::engine::ArgValueCandidates;
 use std::time::{Duration, Instant};
 
@@ -56,7 +56,7 @@ pub struct DrainArgs {
     /// Stop the drain; the GPU stays cordoned
     #[arg(long, conflicts_with_all = ["reason", "evict", "deadline", "at_deadline", "wait", "timeout"])]
     pub stop: bool,
-    /// Stop the drain of this owner instead of your own, or of `all` owners except GPUMaintenances
+    /// Stop the drain of this owner instead of your own, or of `all` owners except GPUMaintenances and DeviceTaintRules
     #[arg(long, value_name = "OWNER", requires = "stop")]
     pub owner: Option<String>,
 }
@@ -293,14 +293,17 @@ enum TimeLeft {
 
 /// What to do once the GPU is drained.
 fn next_step(gpu: &Gpu) -> String {
-    match gpu.summary.drain.state {
-        DrainState::Drained => {
-            match gpu.summary.drain.marks.iter().find(|mark| mark.belongs_to_maintenance()) {
-                Some(mark) => format!("{} keeps it out of use until the object is deleted\n", mark.by),
-                None => format!("`berth gpu uncordon {}` returns it to use\n", gpu.summary.index),
-            }
+    let GpuSummary { index, drain, .. } = &gpu.summary;
+    if drain.state != DrainState::Drained {
+        return String::new();
+    }
+    let objects: Vec<&str> = drain.marks.iter().filter_map(|mark| mark.object.as_deref()).collect();
+    match objects.join(" and ") {
+        _ if objects.is_empty() => format!("`berth gpu uncordon {index}` returns it to use\n"),
+        named if objects.len() == drain.marks.len() => {
+            format!("it stays out of use until {named} is deleted\n")
         }
-        _ => String::new(),
+        named => format!("`berth gpu uncordon {index}` returns it to use once {named} is deleted, too\n"),
     }
 }
 

@@ -13,7 +13,7 @@ use crate::process;
 use crate::via::{ViaArgs, via_text};
 use berth_api::{
     AllocationList, Cordon, Device, DeviceState, DrainState, Gpu, GpuList, GpuSummary, Health, HealthState,
-    HealthTurn, Link, Mark, MarkHealthy, MarkKind, Part, ResourceUse,
+    HealthTurn, Link, Mark, MarkHealthy, MarkKind, Part, ResourceUse, deletion_command,
 };
 use clap::Subcommand;
 use clap_complete::engine::ArgValueCandidates;
@@ -76,7 +76,7 @@ removes your own; the others are shown with their owners.")]
         /// Index, UUID, or the beginning of it; several are uncordoned in turn
         #[arg(required = true, value_name = "GPU", add = ArgValueCandidates::new(complete::gpus))]
         gpus: Vec<String>,
-        /// Remove the mark of this owner instead of your own, or of `all` owners except GPUMaintenances
+        /// Remove the mark of this owner instead of your own, or of `all` owners except GPUMaintenances and DeviceTaintRules
         #[arg(long, value_name = "OWNER")]
         owner: Option<String>,
     },
@@ -391,18 +391,15 @@ fn heals(gpu: &GpuSummary) -> String {
 fn remaining_mark(mark: &Mark, index: u32) -> String {
     let quoted = mark.owner.replace('\'', r"'\''");
     let uncordon = format!("berth gpu uncordon {index} --owner '{quoted}'");
-    if !mark.belongs_to_maintenance() {
-        return format!(
-            "  a mark of {} is left, since {}; `{uncordon}` removes it\n",
-            mark.owner, mark.since
-        );
+    let since = &mark.since;
+    match &mark.object {
+        None => format!("  a mark of {} is left, since {since}; `{uncordon}` removes it\n", mark.owner),
+        Some(object) => format!(
+            "  a mark of {object} is left, since {since}; `{}` removes it. If the object is already deleted, or the daemon was \
+             configured to ignore such objects, `{uncordon}` removes it\n",
+            deletion_command(object)
+        ),
     }
-    let name = mark.by.trim_start_matches("GPUMaintenance/");
-    format!(
-        "  a mark of {} is left, since {}; `kubectl delete gpumaintenance {name}` removes it, or `{uncordon}` if the \
-         object is deleted already or `fleet.enabled` is false\n",
-        mark.by, mark.since
-    )
 }
 
 fn marks(marks: &[Mark]) -> String {
@@ -411,7 +408,7 @@ fn marks(marks: &[Mark]) -> String {
             (MarkKind::Cordon, true) => "cordon, drain given up".into(),
             (MarkKind::Cordon | MarkKind::Drain | MarkKind::Other(_), _) => mark.kind.to_string(),
         };
-        let owner = if mark.belongs_to_maintenance() { &mark.by } else { &mark.owner };
+        let owner = mark.object.as_ref().unwrap_or(&mark.owner);
         vec![owner.clone(), kind, mark.since.clone(), or_dash(mark.why.as_ref())]
     };
     fitted(&[("OWNER", Name), ("MARK", Whole), ("SINCE", Whole), ("REASON", Lines)], marks.iter().map(row))

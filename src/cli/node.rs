@@ -132,6 +132,7 @@ fn dra(dra: &Dra) -> String {
         None if dra.devices == 1 => "1 device published".to_owned(),
         None => format!("{} devices published", dra.devices),
     };
+    let rules = dra.taint_rules_error.as_ref().map_or_else(String::new, |why| format!("; {why}"));
     let shares = dra.no_shares.as_ref().map_or_else(String::new, |why| format!("; no shares: {why}"));
     let counters = dra.no_counters.as_ref().map_or_else(String::new, |why| format!("; {why}"));
     let taints = match dra.drops_taints {
@@ -141,7 +142,7 @@ fn dra(dra: &Dra) -> String {
         }
         false => "",
     };
-    format!("{}, {registered}; {slices}{shares}{counters}{taints}", dra.driver)
+    format!("{}, {registered}; {slices}{rules}{shares}{counters}{taints}", dra.driver)
 }
 
 /// Where the guard can limit the memory of containers.

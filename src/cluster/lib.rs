@@ -23,6 +23,7 @@ mod settings;
 mod slice_contents;
 mod slice_order;
 mod slices;
+mod taint_rules;
 mod wait;
 
 pub use claims::Claims;
@@ -34,8 +35,9 @@ pub use pod::convert_pod;
 pub use reviews::{ReviewError, Reviews, User};
 pub use settings::{
     ApiServer, ApiServerStatus, DraTask, FleetState, FleetTask, NodeLabelState, NodeLabelTask, OtherWriter,
-    Settings, SlicesState, WatchedLabel,
+    Settings, SlicesState, TaintRulesState, WatchedLabel,
 };
+pub use taint_rules::marks_of_rules;
 pub use wait::{BACKOFF_MAX, RetryAfter};
 
 use berth_core::KernelHandle;
@@ -125,6 +127,7 @@ async fn run(
                     tokio::join!(
                         slices::keep(settings, client.clone(), kernel, task),
                         moves::keep(settings, client.clone(), kernel, task),
+                        taint_rules::keep(settings, client.clone(), kernel, task),
                     );
                 }
             },

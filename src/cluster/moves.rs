@@ -45,7 +45,7 @@ pub(super) async fn keep(settings: &Settings, client: Client, kernel: &KernelHan
             }
             continue;
         }
-        note_shown(&mut shown, &task.state.borrow(), kernel.now());
+        note_shown(&mut shown, &task.slices.borrow(), kernel.now());
         let mut is_blocked = false;
         for gpu in due(&ledger, &shown, kernel.now()) {
             match allocated(settings, &client, &ledger, &gpu, &task.driver).await {

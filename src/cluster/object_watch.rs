@@ -1,4 +1,4 @@
-//! The objects of one kind that belong to this node as a stream of events: one list, then watches that each begin where
+//! The objects of one kind, either all or those of this node, as a stream of events: one list, then watches that each begin where
 //! the one before ended.
 //!
 //! After an error no list is needed: the next watch begins at the newest version that was received. Only if the API
@@ -8,6 +8,7 @@
 
 use super::client::ANSWER_MAX;
 use super::settings::Settings;
+use super::wait::{Backoff, after_loss, random, retry_at};
 use futures_util::stream::{BoxStream, Stream, StreamExt, unfold};
 use kube::api::{ListParams, WatchEvent, WatchParams};
 use kube::core::Status;
@@ -20,11 +21,11 @@ use tokio::time::{Instant, timeout};
 /// Timeout of a list: the API server's own timeout of a request (kube-apiserver, `--request-timeout`, a minute).
 const LIST_MAX: Duration = Duration::from_secs(60);
 
-/// One event of the objects of this node.
+/// One event of the objects.
 pub(super) enum Event<T> {
     /// A list is about to be requested: the first event, and the next one after [`Cause::Expired`].
     Listing,
-    /// All objects of the node, as of some moment after [`Self::Listing`].
+    /// All objects, as of some moment after [`Self::Listing`].
     Listed(Vec<T>),
     /// A watch is open: the changes since the last event follow.
     Opened,
@@ -36,7 +37,7 @@ pub(super) enum Event<T> {
 
 /// Why there is no event, or none can be used. The stream goes on after each error, when the caller polls it again.
 #[derive(Debug, thiserror::Error)]
-#[error("{what} of this node")]
+#[error("{what}")]
 pub(super) struct Error {
     /// What is watched, plural.
     pub(super) what: &'static str,
@@ -73,6 +74,24 @@ pub(super) enum Cause {
     TooMany { found: usize, supported: usize },
 }
 
+impl Error {
+    /// When the stream is to be polled again. `longest_after_loss`: the longest wait after an open watch was lost, since an API
+    /// server that restarts ends those of all nodes at one moment.
+    pub(super) fn retry_at(
+        &self,
+        settings: &Settings,
+        backoff: &mut Backoff,
+        was_open: bool,
+        longest_after_loss: Duration,
+    ) -> Instant {
+        if was_open && !matches!(self.cause, Cause::Expired) && self.cause.code() == 0 {
+            let now = Instant::now();
+            return now + settings.retry_after.delay(after_loss(longest_after_loss, random()), now);
+        }
+        retry_at(settings, backoff, self.cause.code())
+    }
+}
+
 impl Cause {
     /// The code of the error status with which the API server answered; 0 without one.
     pub(super) fn code(&self) -> u16 {
@@ -99,17 +118,24 @@ struct ObjectWatch<K, T> {
     api: Api<K>,
     /// The part of an object that is used; `None` for an object that is left out.
     convert: fn(&K) -> Option<T>,
-    fields: String,
+    fields: Option<String>,
     watch_timeout: Duration,
     read_timeout: Duration,
     state: State<K>,
 }
 
-/// The events of the objects whose `spec.nodeName` is this node; the stream never ends. `what`: the kind's plural.
+/// Selects the objects whose `spec.nodeName` is this node.
+pub(super) fn of_node(settings: &Settings) -> Option<String> {
+    Some(format!("spec.nodeName={}", settings.node))
+}
+
+/// The events of the objects that the field selector `fields` selects; of all objects of the kind if it is `None`. The stream
+/// never ends. `what` names the objects in errors.
 pub(super) fn events<K, T>(
     settings: &Settings,
     what: &'static str,
     api: Api<K>,
+    fields: Option<String>,
     convert: fn(&K) -> Option<T>,
 ) -> impl Stream<Item = Result<Event<T>, Error>> + Send + use<K, T>
 where
@@ -119,7 +145,7 @@ where
     let watch = ObjectWatch {
         api,
         convert,
-        fields: format!("spec.nodeName={}", settings.node),
+        fields,
         watch_timeout: settings.watch_timeout,
         read_timeout: settings.read_timeout,
         state: State::Unlisted,
@@ -154,10 +180,10 @@ where
         }
     }
 
-    /// Lists the objects, without pages: the API server serves the whole list of one node from its watch cache, but
+    /// Lists the objects, without pages: the API server serves the whole list from its watch cache, but
     /// further pages from etcd.
     async fn list(&mut self) -> Result<Event<T>, Cause> {
-        let params = ListParams::default().fields(&self.fields);
+        let params = ListParams { field_selector: self.fields.clone(), ..ListParams::default() };
         let listed = timeout(LIST_MAX, self.api.list(&params)).await.map_err(|_| Cause::ListLate)?;
         let list = listed.map_err(Cause::List)?;
         let version = list.metadata.resource_version.filter(|version| !version.is_empty());
@@ -169,7 +195,8 @@ where
         // The API server counts the timeout from the request.
         let opened = Instant::now();
         let asked_s = u32::try_from(self.watch_timeout.as_secs()).unwrap_or(u32::MAX);
-        let params = WatchParams::default().fields(&self.fields).timeout(asked_s);
+        let params =
+            WatchParams { field_selector: self.fields.clone(), ..WatchParams::default() }.timeout(asked_s);
         let error = match timeout(ANSWER_MAX, self.api.watch(&params, &version)).await {
             Ok(Ok(stream)) => {
                 self.state = State::Watching { version, opened, stream: stream.boxed() };

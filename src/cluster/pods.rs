@@ -1,7 +1,7 @@
 //! Watches the pods of this node, and sends the complete view to the keeper after each change.
 
 use super::client::report_error;
-use super::object_watch::{Cause, Error, events};
+use super::object_watch::{Cause, Error, events, of_node};
 use super::pod::convert_pod;
 use super::settings::{ApiServerStatus, Settings};
 use super::wait::{self, Backoff};
@@ -23,7 +23,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 type Event = super::object_watch::Event<Arc<Pod>>;
 
 /// What is watched, for errors.
-const WHAT: &str = "the pods";
+const WHAT: &str = "the pods of this node";
 
 /// The pods of this node as the list and the watches delivered them.
 struct KnownPods {
@@ -127,7 +127,7 @@ pub(super) async fn keep(
 ) {
     let (mut known, mut limiter) = (KnownPods::new(), ImmediateViewLimiter::default());
     let mut backoff = Backoff::new(settings.retry_interval);
-    let mut stream = Box::pin(events(settings, WHAT, Api::all(client), converted));
+    let mut stream = Box::pin(events(settings, WHAT, Api::all(client), of_node(settings), converted));
     loop {
         let error = match gather(&mut stream, &mut known, &mut limiter, kernel, settings).await {
             Ok(changed) => {

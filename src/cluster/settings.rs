@@ -124,7 +124,9 @@ pub struct DraTask {
     /// Whether the kubelet has registered the driver.
     pub registered: watch::Receiver<bool>,
     /// Receives the state of the ResourceSlices.
-    pub state: watch::Sender<SlicesState>,
+    pub slices: watch::Sender<SlicesState>,
+    /// Receives the state of the DeviceTaintRules.
+    pub taint_rules: watch::Sender<TaintRulesState>,
 }
 
 /// The ResourceSlices as the API server last showed them.
@@ -144,6 +146,26 @@ pub struct SlicesState {
     pub no_counters: Option<String>,
     /// Why they are not up to date; `None` if they are.
     pub error: Option<String>,
+}
+
+/// The DeviceTaintRules that cordon GPUs of the node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TaintRulesState {
+    /// The owner of the marks of each rule.
+    pub owners: Arc<BTreeSet<String>>,
+    /// Why the marks may be out of date; `None` if they are not.
+    pub error: Option<String>,
+}
+
+impl Default for TaintRulesState {
+    /// Before the API server was asked.
+    fn default() -> Self {
+        Self { owners: Arc::default(), error: not_yet() }
+    }
+}
+
+fn not_yet() -> Option<String> {
+    Some("the API server has not been asked yet".to_owned())
 }
 
 /// The channel of the GPUNode and the GPUMaintenances of the node.
@@ -171,7 +193,6 @@ pub struct FleetState {
 impl Default for FleetState {
     /// Before the API server was asked.
     fn default() -> Self {
-        let not_yet = || Some("the API server has not been asked yet".to_owned());
         Self {
             gpu_node_error: not_yet(),
             maintenances_error: not_yet(),

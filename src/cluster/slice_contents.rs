@@ -139,7 +139,11 @@ fn one_counter() -> BTreeMap<String, Counter> {
 }
 
 fn consumption(counter_set: &str) -> DeviceCounterConsumption {
-    DeviceCounterConsumption { counter_set: counter_set.to_owned(), counters: one_counter() }
+    DeviceCounterConsumption {
+        counter_set: counter_set.to_owned(),
+        counters: one_counter(),
+        ..DeviceCounterConsumption::default()
+    }
 }
 
 fn taint(driver: &str, taint: Taint) -> DeviceTaint {

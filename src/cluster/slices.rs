@@ -360,12 +360,12 @@ impl<'s> Publisher<'s> {
     }
 
     fn set_state(&self, error: Option<String>) {
-        let last = self.task.state.borrow().clone();
+        let last = self.task.slices.borrow().clone();
         self.set(SlicesState { error, ..last });
     }
 
     fn set(&self, new: SlicesState) {
-        self.task.state.send_if_modified(|current| {
+        self.task.slices.send_if_modified(|current| {
             let changed = *current != new;
             if changed {
                 match (&new.error, &current.error) {

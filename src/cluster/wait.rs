@@ -2,6 +2,7 @@
 //! Priority and Fairness: with waits of one length thousands of them would send requests at one moment, and most would
 //! be answered 429. So every wait is drawn at random between two bounds.
 
+use super::settings::Settings;
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,6 +21,10 @@ pub(super) const WATCH_MAX: Duration = Duration::from_secs(600);
 pub(super) const REFRESH_MEAN: Duration = Duration::from_secs(900);
 /// Upper limit of the wait that a `Retry-After` of the API server, or of a proxy in front of it, causes.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(120);
+
+/// The mean wait after an answer that a kind or object is not known (404) or a right is missing (403): neither changes within
+/// seconds.
+const MISSING_WAIT: Duration = Duration::from_secs(60);
 
 /// A uniformly distributed random number.
 pub(super) fn random() -> u32 {
@@ -72,6 +77,16 @@ impl Backoff {
         self.next = (wait * 2).min(BACKOFF_MAX);
         between(wait / 2, wait, random)
     }
+}
+
+/// When a request that was answered with this code, or with none (0), is sent again.
+pub(super) fn retry_at(settings: &Settings, backoff: &mut Backoff, code: u16) -> Instant {
+    let wait = match code {
+        403 | 404 => jittered(MISSING_WAIT, random()),
+        _ => backoff.next(random()),
+    };
+    let now = Instant::now();
+    now + settings.retry_after.delay(wait, now)
 }
 
 /// The end of the wait that the API server requested from its clients (`Retry-After`). Shared by all tasks that send

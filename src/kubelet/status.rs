@@ -44,7 +44,10 @@ fn advice(refusal: &Refusal) -> (Code, String) {
             (Code::ResourceExhausted, "wait for its holder to end, or end it; then recreate the pod".into())
         }
         Refusal::Cordoned { gpu, .. } => {
-            (Code::FailedPrecondition, format!("run `berth gpu uncordon {gpu}` to allow grants again"))
+            let advice = format!(
+                "run `berth gpu uncordon {gpu} --owner all`, which allows grants again or names what must be deleted first"
+            );
+            (Code::FailedPrecondition, advice)
         }
         Refusal::OtherApi { gpu, .. } => (
             Code::FailedPrecondition,

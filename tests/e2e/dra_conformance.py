@@ -416,8 +416,45 @@ def health_of_shares(bench: Bench) -> str:
     return _health_changes(bench, pod, "share")
 
 
+def rule_of_device_plugin(bench: Bench) -> str:
+    """A DeviceTaintRule also cordons the GPUs that the device plugin grants, and no caller removes the mark. The GPU that is granted
+    through claims is not cordoned: a claim that tolerates the taint gets it."""
+    create_classes(bench)
+    gpu = sorted(bench.berth.gpus())[0]
+    bench.berth.cli("gpu", "via", gpu, "dra", "--wait", seconds=CHANGES_SECONDS)
+    until_published(bench, {gpu})
+    bench.allocatable({WHOLE: GPUS_OF_RULES - 1})
+    begin = time.monotonic()
+    _rule(bench, "NoSchedule")
+    others = sorted(bench.berth.gpus() - {gpu})
+    until("they are cordoned", CHANGES_SECONDS, lambda: sorted(bench.berth.drains("cordoned")) == others, every=0.05)
+    took = time.monotonic() - begin
+    bench.allocatable({WHOLE: 0})
+    waits = bench.node.run(bench.pod("waits", {"main": 1}))
+    _unschedulable(bench, waits)
+    said = bench.berth.cli("gpu", "uncordon", others[0], "--owner", "all")
+    if "kubectl delete devicetaintrule e2e" not in said or bench.berth.drain(others[0]) != "cordoned":
+        raise TestError(f"an uncordon of all owners says {said}")
+    (rule,) = bench.node.cluster.get("/apis/resource.k8s.io/v1/devicetaintrules")["items"]
+    said = bench.berth.fails("gpu", "uncordon", others[0], "--owner", f"taintRule:{rule['metadata']['uid']}")
+    if "is removed when the object is deleted" not in said:
+        raise TestError(f"an uncordon of the rule's mark says {said}")
+    if taints(bench):
+        raise TestError(f"the slices have the taints {taints(bench)}")
+    _template(bench, "tolerates", device_request(tolerations=[{"key": "example.com/unhealthy", "operator": "Exists"}]))
+    if gpus_seen(bench, start_pod(bench, _from_template("tolerates", "tolerates"))) != [gpu]:
+        raise TestError(f"the pod that tolerates the rule has not got {gpu}")
+    bench.berth.crash()
+    bench.node.cluster.kubectl("delete", _RULES, "--all")
+    bench.berth.start()
+    until("no GPU is cordoned", CHANGES_SECONDS, lambda: not bench.berth.drains("cordoned"))
+    bench.node.running(waits)
+    return f"cordoned_within_s={took:.1f}"
+
+
 def rule_no_schedule(bench: Bench) -> None:
     """A DeviceTaintRule with NoSchedule leaves the pods that run, and keeps others waiting until it is deleted."""
+    _empty(bench)
     _all_through_claims(bench)
     _template(bench, "any", device_request())
     runs = start_pod(bench, _from_template("runs", "any"))
@@ -710,6 +747,7 @@ SCENARIOS = [
         "claims-conformance-of-rules",
         Setup(gpus=GPUS_OF_RULES, cdi=True, api_server=True, dra=True),
         {
+            "conformance of rules: GPUs of the device plugin are cordoned, too": rule_of_device_plugin,
             "conformance of rules: NoSchedule keeps further pods waiting": rule_no_schedule,
             "conformance of rules: NoExecute evicts pods that do not tolerate it": rule_no_execute,
         },

@@ -6,7 +6,10 @@ use crate::state::State;
 use actix_web::http::header::ETAG;
 use actix_web::web::{Data, Path, Payload, Query};
 use actix_web::{HttpRequest, HttpResponse};
-use berth_api::{AtDeadline, Cordon, Drain, DrainOrder, DrainPreview, Gpu, HealthState, Kind, MarkHealthy};
+use berth_api::{
+    AtDeadline, Cordon, Drain, DrainOrder, DrainPreview, Gpu, HealthState, Kind, MarkHealthy,
+    deletion_command,
+};
 use berth_http::{Caller, Failure, HandlerResult, body, etag};
 use berth_kernel::drain::eviction::EvictionOutcome;
 use berth_kernel::drain::eviction_plan::{EvictionStatus, holders_if};
@@ -59,7 +62,7 @@ pub(crate) async fn cordon(
     responses(
         (status = 200, description = "The GPU, active unless another owner's mark is left", body = Gpu, headers(("ETag" = String, description = "The ETag of the new drain state, for If-Match"))),
         (status = 400, description = "A malformed UUID, query or If-Match"),
-        (status = 409, description = "The mark belongs to a GPUMaintenance; delete the GPUMaintenance to remove it"),
+        (status = 409, description = "The mark belongs to a GPUMaintenance or DeviceTaintRule; delete that object to remove the mark"),
     ))]
 pub(crate) async fn uncordon(
     caller: Caller,
@@ -80,13 +83,14 @@ pub(crate) async fn uncordon(
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(crate) struct OwnerQuery {
-    /// The owner as `drain.marks` of the GPU names it, or `all` for all owners except GPUMaintenances; the caller if absent.
+    /// The owner as `drain.marks` of the GPU names it, or `all` for all owners except GPUMaintenances and DeviceTaintRules; the caller if absent.
     #[param(example = "api:admin")]
     owner: Option<String>,
 }
 
 impl OwnerQuery {
-    /// The owners that the query names. A GPUMaintenance is refused, since the daemon would set its mark again at once.
+    /// The owners that the query names. One that is an existing object is refused, since the daemon would set the mark of that
+    /// object again at once.
     fn owners(&self, caller: &Caller, state: &State) -> Result<Owners, Failure> {
         let owner = match self.owner.as_deref() {
             Some("all") => return Ok(Owners::All),
@@ -95,14 +99,14 @@ impl OwnerQuery {
             }
             None => Owner::api(&caller.name()),
         };
-        if (state.facts)().maintenances.contains(owner.as_str()) {
+        if (state.facts)().marking_objects.iter().any(|owners| owners.contains(owner.as_str())) {
             let ledger = state.kernel.snapshot();
             let mut marks = ledger.gpus.values().filter_map(|gpu| gpu.marks.by_owner.get(&owner));
-            let by = marks.next().map_or(owner.as_str(), |mark| mark.by.as_str());
-            let name = by.trim_start_matches("GPUMaintenance/");
-            let detail = format!("the mark of {by} is removed when the object is deleted");
-            let hint = format!("run `kubectl delete gpumaintenance {name}`");
-            return Err(Failure::new(Kind::State, detail).hint(hint));
+            if let Some(mark) = marks.next() {
+                let detail = format!("the mark of {} is removed when the object is deleted", mark.by);
+                let hint = format!("run `{}`", deletion_command(&mark.by));
+                return Err(Failure::new(Kind::State, detail).hint(hint));
+            }
         }
         Ok(Owners::One(owner))
     }
@@ -240,7 +244,7 @@ pub(crate) async fn show(state: Data<State>, path: Path<String>) -> HandlerResul
     responses(
         (status = 200, description = "The GPU, cordoned or active, or draining by another owner", body = Gpu, headers(("ETag" = String, description = "The ETag of the new drain state, for If-Match"))),
         (status = 400, description = "A malformed UUID, query or If-Match"),
-        (status = 409, description = "The mark belongs to a GPUMaintenance; delete the GPUMaintenance to remove it"),
+        (status = 409, description = "The mark belongs to a GPUMaintenance or DeviceTaintRule; delete that object to remove the mark"),
     ))]
 pub(crate) async fn stop(
     caller: Caller,

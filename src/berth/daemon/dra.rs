@@ -2,13 +2,16 @@
 
 use super::Base;
 use berth_api::Dra;
-use berth_cluster::{ApiServer, Claims, DraTask, SlicesState};
+use berth_cluster::{ApiServer, Claims, DraTask, SlicesState, TaintRulesState, marks_of_rules};
+use berth_kernel::drain::marks::Owners;
 use berth_kernel::grants::claim::ClaimOfServer;
+use berth_kernel::node::command::Command;
 use berth_kernel::sharing::via::KubeletApi;
 use berth_kubelet::CurrentEdits;
 use berth_kubelet::dra::{
     ClaimReader, DraDriver, DriverRegistration, DriverSettings, GONE_AFTER, HOLDER_WAIT_MAX, RunningDriver,
 };
+use std::collections::BTreeSet;
 use std::future::Future;
 use std::path::PathBuf;
 use std::pin::Pin;
@@ -20,6 +23,7 @@ pub(super) struct DraChannels {
     registered: watch::Sender<bool>,
     registration: watch::Sender<DriverRegistration>,
     slices: watch::Sender<SlicesState>,
+    taint_rules: watch::Sender<TaintRulesState>,
 }
 
 impl DraChannels {
@@ -28,12 +32,15 @@ impl DraChannels {
             registered: watch::Sender::new(false),
             registration: watch::Sender::new(DriverRegistration::Waiting),
             slices: watch::Sender::default(),
+            taint_rules: watch::Sender::default(),
         }
     }
 
-    /// What the API shows of the driver with this name, at each call.
-    fn facts(&self, driver: String) -> impl Fn() -> Dra + Send + use<> {
+    /// What the API shows of the driver with this name at each call, and the owners of the marks of the DeviceTaintRules that
+    /// exist.
+    fn facts(&self, driver: String) -> impl Fn() -> (Dra, Arc<BTreeSet<String>>) + Send + use<> {
         let (registration, slices) = (self.registration.subscribe(), self.slices.subscribe());
+        let taint_rules = self.taint_rules.subscribe();
         move || {
             let why = match &*registration.borrow() {
                 DriverRegistration::Registered => None,
@@ -46,7 +53,8 @@ impl DraChannels {
             let slices = slices.borrow().clone();
             let SlicesState { generation, devices, moving: _, drops_taints, no_shares, no_counters, error } =
                 slices;
-            Dra {
+            let TaintRulesState { owners, error: taint_rules_error } = taint_rules.borrow().clone();
+            let dra = Dra {
                 driver: driver.clone(),
                 registered: why.is_none(),
                 why,
@@ -56,7 +64,9 @@ impl DraChannels {
                 no_shares,
                 no_counters,
                 slices_error: error,
-            }
+                taint_rules_error,
+            };
+            (dra, owners)
         }
     }
 }
@@ -82,12 +92,27 @@ impl Base {
         }
     }
 
-    /// Logs which GPUs are granted through DRA if the driver, which they need, is not enabled.
-    pub(super) fn warn_without_driver(&self) {
+    /// If the driver is not enabled, logs which GPUs need it, and removes the marks of DeviceTaintRules, which nothing else would
+    /// remove.
+    pub(super) async fn settle_without_driver(&self) {
         if self.config.dra.enabled {
             return;
         }
         let ledger = self.kernel().snapshot();
+        for (gpu, owner, _) in marks_of_rules(&ledger) {
+            let command = Command::Uncordon { gpu: gpu.clone(), owners: Owners::One(owner.clone()) };
+            match self.kernel().execute(command).await {
+                Ok(_) => {
+                    tracing::info!(%gpu, %owner, "the mark of a DeviceTaintRule was removed, since `dra.enabled` is false");
+                }
+                Err(error) => {
+                    tracing::warn!(
+                        %gpu, %error,
+                        "the mark of a DeviceTaintRule could not be removed: run `berth gpu uncordon {gpu} --owner {owner}`"
+                    );
+                }
+            }
+        }
         for (gpu, state) in ledger.gpus.iter().filter(|(_, state)| state.via.api == KubeletApi::Dra) {
             tracing::warn!(
                 %gpu, via = state.via.as_str(),
@@ -104,7 +129,8 @@ impl Base {
         is_on.then(|| DraTask {
             driver: self.config.dra.driver.clone(),
             registered: self.dra.registered.subscribe(),
-            state: self.dra.slices.clone(),
+            slices: self.dra.slices.clone(),
+            taint_rules: self.dra.taint_rules.clone(),
         })
     }
 

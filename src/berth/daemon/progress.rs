@@ -8,6 +8,7 @@ use berth_guard::GuardStatus;
 use berth_kubelet::Registrations;
 use berth_observe::counters::Counters;
 use parking_lot::Mutex;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
@@ -16,8 +17,8 @@ use tokio::time::sleep_until;
 /// Interval of the runtime's heartbeat.
 const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(10);
 
-/// What the API shows of the DRA driver.
-type DraFacts = Box<dyn Fn() -> berth_api::Dra + Send>;
+/// What the API shows of the DRA driver, and the owners of the marks of the DeviceTaintRules that exist.
+type DraFacts = Box<dyn Fn() -> (berth_api::Dra, Arc<BTreeSet<String>>) + Send>;
 
 /// The state of the daemon's parts, updated during the start and read by requests.
 #[derive(Default)]
@@ -77,13 +78,16 @@ impl Progress {
                 bypass_action: None,
             });
         }
-        facts.dra = self.dra.lock().as_ref().map(|facts| facts());
+        if let Some((dra, rules)) = self.dra.lock().as_ref().map(|facts| facts()) {
+            facts.dra = Some(dra);
+            facts.marking_objects.push(rules);
+        }
         if let Some(state) = self.fleet.lock().as_ref() {
             let FleetState { gpu_node_error, maintenances_error, status_error, removal_error, maintenances } =
                 state.borrow().clone();
             facts.fleet =
                 Some(berth_api::Fleet { gpu_node_error, maintenances_error, status_error, removal_error });
-            facts.maintenances = maintenances;
+            facts.marking_objects.push(maintenances);
         }
         facts
     }

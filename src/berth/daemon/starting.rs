@@ -274,7 +274,7 @@ impl Base {
         let adopt = async {
             self.adopt(&front).await;
             self.adopt_claims().await;
-            self.warn_without_driver();
+            self.settle_without_driver().await;
             self.progress.update(|facts| facts.adoption = StartStep::Done);
         };
         tokio::join!(adopt, task.check_first());

@@ -7,8 +7,8 @@
 use super::super::client::{RequestError, request};
 use super::super::condition::{Availability, availability};
 use super::super::settings::{FleetTask, Settings};
-use super::super::wait::{Backoff, REFRESH_MEAN, after_loss, jittered, random};
-use super::{ConditionContent, ErrorSource, NO_KIND, conditions, retry_at, time};
+use super::super::wait::{Backoff, REFRESH_MEAN, after_loss, jittered, random, retry_at};
+use super::{ConditionContent, ErrorSource, NO_KIND, conditions, time};
 use berth_core::KernelHandle;
 use berth_fleet::gpu_node::{
     GPUS_BYTES_MAX, GPUS_MAX, GpuNode, GpuNodeSpec, GpuNodeStatus, GpuStatus, MODELS_MAX, Summary,
@@ -164,7 +164,7 @@ fn gpu_status(
     let is_present = ledger.parts_of(gpu).any(|part| part.present);
     let health = if is_present { state.health.state } else { HealthState::Vanished };
     let mark = |(owner, mark): (&berth_kernel::drain::marks::Owner, &berth_kernel::drain::marks::Mark)| {
-        cut(if owner.is_maintenance() { &mark.by } else { owner.as_str() }, MARK_BYTES_MAX)
+        cut(if owner.is_object() { &mark.by } else { owner.as_str() }, MARK_BYTES_MAX)
     };
     GpuStatus {
         index,

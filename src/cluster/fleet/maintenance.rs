@@ -5,10 +5,10 @@
 //! deletes all objects, although no one has asked to grant their GPUs again. It removes no mark after a failed request either.
 
 use super::super::client::{RequestError, error_chain, request};
-use super::super::object_watch::{self, Cause, Event};
+use super::super::object_watch::{self, Cause, Event, of_node};
 use super::super::settings::{FleetTask, Settings};
-use super::super::wait::{Backoff, after_loss, jittered, random};
-use super::{ConditionContent, ErrorSource, NO_KIND, conditions, retry_at, time};
+use super::super::wait::{Backoff, jittered, random, retry_at};
+use super::{ConditionContent, ErrorSource, NO_KIND, conditions, time};
 use berth_core::KernelHandle;
 use berth_core::keeper::CommandError;
 use berth_fleet::maintenance::{
@@ -42,20 +42,21 @@ const REMOVAL_RETRY_MEAN: Duration = Duration::from_secs(60);
 const DELETION_GRACE_MS: u64 = 300_000;
 /// Most GPUMaintenances of a node; each GPU can have eight marks.
 const OBJECTS_MAX: usize = 256;
-/// The longest wait after an open watch is lost, since an API server that restarts ends those of all nodes at one moment.
+/// The longest wait after an open watch is lost.
 const RECONNECT_WAIT_MAX: Duration = Duration::from_secs(60);
 /// The right that the watch needs, for the message of a 403.
 const WATCH_RIGHT: &str = "list and watch gpumaintenances (ClusterRole berth-fleet)";
 /// The name of the definition.
 const DEFINITION: &str = "gpumaintenances.fleet.berth.dev";
 /// What is watched, for errors.
-const OBJECTS: &str = "the GPUMaintenances";
+const OBJECTS: &str = "the GPUMaintenances of this node";
 
 /// Carries out the GPUMaintenances; never returns.
 pub(super) async fn keep(settings: &Settings, client: Client, kernel: &KernelHandle, task: &FleetTask) {
     let api: Api<GpuMaintenance> = Api::all(client.clone());
+    let fields = of_node(settings);
     let mut stream =
-        Box::pin(object_watch::events(settings, OBJECTS, api.clone(), |object| Some(object.clone())));
+        Box::pin(object_watch::events(settings, OBJECTS, api.clone(), fields, |object| Some(object.clone())));
     let mut snapshots = kernel.watch();
     let mut known = KnownMaintenances::default();
     let mut updater = MarkUpdater {
@@ -111,8 +112,7 @@ pub(super) async fn keep(settings: &Settings, client: Client, kernel: &KernelHan
                 let was_open = std::mem::replace(&mut known.is_current, false);
                 let code = error.cause.code();
                 // Not an error: the API server keeps versions for some minutes only.
-                let has_expired = matches!(error.cause, Cause::Expired);
-                if !has_expired {
+                if !matches!(error.cause, Cause::Expired) {
                     let text = error_chain(&error);
                     let text = match code {
                         403 => {
@@ -123,12 +123,7 @@ pub(super) async fn keep(settings: &Settings, client: Client, kernel: &KernelHan
                     };
                     task.set_error(ErrorSource::Watch, Some(text));
                 }
-                watch_from = if was_open && !has_expired && code == 0 {
-                    let now = Instant::now();
-                    now + settings.retry_after.delay(after_loss(RECONNECT_WAIT_MAX, random()), now)
-                } else {
-                    retry_at(settings, &mut backoff, code)
-                };
+                watch_from = error.retry_at(settings, &mut backoff, was_open, RECONNECT_WAIT_MAX);
             }
             None => return pending().await,
         }

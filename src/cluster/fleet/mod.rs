@@ -4,16 +4,11 @@ mod gpu_node;
 mod maintenance;
 
 use super::settings::{FleetTask, Settings};
-use super::wait::{Backoff, jittered, random};
 use berth_core::KernelHandle;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use k8s_openapi::jiff::Timestamp;
 use kube::Client;
-use std::time::Duration;
-use tokio::time::Instant;
 
-/// The mean wait after an answer that the kind is not known (404) or a right is missing (403): neither changes within seconds.
-const MISSING_WAIT: Duration = Duration::from_secs(60);
 /// What a 404 means.
 const NO_KIND: &str = "the CustomResourceDefinitions of fleet.berth.dev are not installed: run `kubectl apply -f deploy/helm/berth/files/crds`";
 
@@ -23,16 +18,6 @@ pub(super) async fn keep(settings: &Settings, client: Client, kernel: &KernelHan
         gpu_node::keep(settings, client.clone(), kernel, task),
         maintenance::keep(settings, client, kernel, task),
     );
-}
-
-/// When a failed request is sent again.
-fn retry_at(settings: &Settings, backoff: &mut Backoff, code: u16) -> Instant {
-    let wait = match code {
-        403 | 404 => jittered(MISSING_WAIT, random()),
-        _ => backoff.next(random()),
-    };
-    let now = Instant::now();
-    now + settings.retry_after.delay(wait, now)
 }
 
 /// What an error is about.

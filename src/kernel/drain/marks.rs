@@ -20,9 +20,12 @@ pub const OWNER_BYTES_MAX: usize = 160;
 
 /// The first bytes of an owner that is a GPUMaintenance.
 const MAINTENANCE: &str = "fleet:";
+/// The first bytes of an owner that is a DeviceTaintRule.
+const TAINT_RULE: &str = "taintRule:";
 
-/// The owner of a mark: `api:` with the name of a caller, `fleet:` with the UID of a GPUMaintenance, or `operator` for a
-/// mark from a store in which marks had no owner. Other kinds of later releases are kept as they are.
+/// The owner of a mark: `api:` with the name of a caller, `fleet:` with the UID of a GPUMaintenance, `taintRule:` with the UID
+/// of a DeviceTaintRule, or `operator` for a mark from a store in which marks had no owner. Other kinds of later releases
+/// are kept as they are.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Owner(Arc<str>);
 
@@ -34,7 +37,7 @@ impl Owner {
         Self(text[..text.floor_char_boundary(OWNER_BYTES_MAX)].into())
     }
 
-    /// The GPUMaintenance with this UID. Its mark is removed when the object is deleted, and by no command that names all owners.
+    /// The GPUMaintenance with this UID.
     ///
     /// # Errors
     /// If the UID makes the owner longer than [`OWNER_BYTES_MAX`], or holds a control character.
@@ -42,10 +45,31 @@ impl Owner {
         Self::parse(&format!("{MAINTENANCE}{uid}"))
     }
 
+    /// The DeviceTaintRule with this UID.
+    ///
+    /// # Errors
+    /// If the UID makes the owner longer than [`OWNER_BYTES_MAX`], or holds a control character.
+    pub fn taint_rule(uid: &str) -> Result<Self, BadName> {
+        Self::parse(&format!("{TAINT_RULE}{uid}"))
+    }
+
     /// Whether it is a GPUMaintenance.
     #[must_use]
     pub fn is_maintenance(&self) -> bool {
         self.0.starts_with(MAINTENANCE)
+    }
+
+    /// Whether it is a DeviceTaintRule.
+    #[must_use]
+    pub fn is_taint_rule(&self) -> bool {
+        self.0.starts_with(TAINT_RULE)
+    }
+
+    /// Whether it is an object of the API server: a GPUMaintenance or a DeviceTaintRule. Its mark is removed when the object is
+    /// deleted, and by no command that names all owners.
+    #[must_use]
+    pub fn is_object(&self) -> bool {
+        self.is_maintenance() || self.is_taint_rule()
     }
 
     /// The owner of a mark that was made before marks had owners. Each caller may remove it.
@@ -81,7 +105,7 @@ impl fmt::Display for Owner {
 /// The owners whose marks a command changes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Owners {
-    /// All owners except GPUMaintenances, whose marks are removed when the object is deleted.
+    /// All owners except GPUMaintenances and DeviceTaintRules, whose marks are removed when the object is deleted.
     All,
     /// This owner. If it is a caller, [`Owner::operator`], too.
     One(Owner),
@@ -90,8 +114,8 @@ pub enum Owners {
 impl Owners {
     fn contains(&self, owner: &Owner) -> bool {
         match self {
-            Self::All => !owner.is_maintenance(),
-            Self::One(one) => one == owner || (!one.is_maintenance() && *owner == Owner::operator()),
+            Self::All => !owner.is_object(),
+            Self::One(one) => one == owner || (!one.is_object() && *owner == Owner::operator()),
         }
     }
 }

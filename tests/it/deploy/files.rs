@@ -79,6 +79,8 @@ fn each_role_gives_one_kind_of_right_and_no_more() {
                 "delete resource.k8s.io/resourceslices",
                 "get resource.k8s.io/resourceclaims",
                 "list resource.k8s.io/resourceclaims",
+                "list resource.k8s.io/devicetaintrules",
+                "watch resource.k8s.io/devicetaintrules",
             ],
         ),
         (

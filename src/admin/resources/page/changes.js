@@ -4,7 +4,7 @@ import { Problem } from './api.js';
 import { ask, field } from './dialog.js';
 import { count, el } from './dom.js';
 import { holderName } from './model.js';
-import { isMoving, belongsToMaintenance, listed, markText } from './words.js';
+import { isMoving, listed, markText } from './words.js';
 
 export const path = (gpu, noun = '') => `/gpus/${encodeURIComponent(gpu.uuid)}${noun && `/${noun}`}`;
 export const reasonInput = () => el('input', { id: 'reason', type: 'text', maxlength: 1000, autocomplete: 'off' });
@@ -76,29 +76,29 @@ function unmark(api, gpus, { title, label, kind, marks, words }) {
   const conditions = new Map(gpus.map((gpu) => [gpu, seen(api, gpu)]));
   return ask({
     title, label,
-    words: [...gpus.flatMap((gpu) => marks(gpu).map((mark) => `GPU ${gpu.index}: ${markText(mark)}${belongsToMaintenance(mark) ? ' (stays until the GPUMaintenance is deleted with kubectl)' : ''}`)), words],
+    words: [...gpus.flatMap((gpu) => marks(gpu).map((mark) => `GPU ${gpu.index}: ${markText(mark)}${mark.object ? ' (stays until that object is deleted with kubectl)' : ''}`)), words],
     act: () => each(gpus, async (gpu) => api.delete(`${path(gpu, kind)}?owner=all`, await conditions.get(gpu)())),
   });
 }
 
 export function uncordon(api, gpus) {
   const drains = gpus.some((gpu) => gpu.drain.state !== 'cordoned');
-  const stays = gpus.some((gpu) => gpu.drain.marks.some(belongsToMaintenance));
+  const stays = gpus.some((gpu) => gpu.drain.marks.some(({ object }) => object));
   return unmark(api, gpus, {
     title: `Uncordon ${named(gpus)}?`, label: 'Uncordon', kind: 'cordon', marks: (gpu) => gpu.drain.marks,
     words: stays
-      ? `This removes the marks that belong to no GPUMaintenance.${drains ? ' Their drains are stopped.' : ''} Nothing is granted on a GPU that keeps a mark.`
+      ? `This removes all marks but those of GPUMaintenances and DeviceTaintRules.${drains ? ' Their drains are stopped.' : ''} Nothing is granted on a GPU that keeps a mark.`
       : `This removes all of these marks.${drains ? ' A drain is stopped.' : ''} ${byNumber(gpus, 'The GPU', 'The GPUs')} may be granted again at once.`,
   });
 }
 
 export function stopDrain(api, gpus) {
-  const stays = gpus.some((gpu) => gpu.drain.marks.some((mark) => mark.kind === 'drain' && belongsToMaintenance(mark)));
+  const stays = gpus.some((gpu) => gpu.drain.marks.some(({ kind, object }) => kind === 'drain' && object));
   return unmark(api, gpus, {
     title: `Stop the drain of ${named(gpus)}?`, label: 'Stop drain', kind: 'drain',
     marks: (gpu) => gpu.drain.marks.filter(({ kind }) => kind === 'drain'),
     words: stays
-      ? 'This stops the drains that belong to no GPUMaintenance. The others continue.'
+      ? 'This stops all drains but those of GPUMaintenances.'
       : 'No further pod is evicted; terminating pods continue to terminate. ' + byNumber(gpus, 'The GPU stays cordoned.', 'The GPUs stay cordoned.'),
   });
 }

@@ -41,11 +41,8 @@ export const isMoving = ({ via }) => ['toDra', 'toDevicePlugin'].includes(via?.s
 /** The mark of a drain that was given up at its deadline, if there is one. */
 export const givenUp = (drain) => drain.marks.find((mark) => mark.expired);
 
-/** Whether the mark belongs to a GPUMaintenance. Deleting the GPUMaintenance removes the mark. */
-export const belongsToMaintenance = ({ owner }) => owner.startsWith('fleet:');
-
 /** One owner's cordon or drain. */
-export const markText = (mark) => `${mark.kind} by ${belongsToMaintenance(mark) ? mark.by : mark.owner}${mark.why ? `: ${mark.why}` : ''}`;
+export const markText = ({ kind, owner, object, why }) => `${kind} by ${object ?? owner}${why ? `: ${why}` : ''}`;
 
 /** The reason of a bad state in a few words; empty for a GPU that works. */
 export function errorOf(gpu) {

@@ -349,11 +349,14 @@ fn a_gpu_is_out_while_one_mark_is_left() {
 }
 
 #[test]
-fn the_mark_of_a_maintenance_is_removed_for_the_maintenance_alone() {
+fn the_mark_of_an_object_is_removed_for_the_object_alone() {
     let mut node = Node::new();
     let owner = Owner::maintenance("b7d0").unwrap();
     let maintenance = Author { owner: owner.clone(), ..author("GPUMaintenance/fan", "fan") };
     node.apply(&Command::Drain { gpu: gpu(), author: maintenance, order: Order::default() }).unwrap();
+    let rule = Owner::taint_rule("b7d0").unwrap();
+    let of_rule = Author { owner: rule.clone(), ..author("DeviceTaintRule/fan", "") };
+    node.apply(&Command::Cordon { gpu: gpu(), author: of_rule }).unwrap();
     assert_eq!(node.wait(15), "drained");
     for owners in [Owners::All, Owners::One(Owner::api("ada")), Owners::One(Owner::operator())] {
         node.apply(&Command::StopDrain { gpu: gpu(), owners: owners.clone() }).unwrap();
@@ -364,6 +367,7 @@ fn the_mark_of_a_maintenance_is_removed_for_the_maintenance_alone() {
     let operator = Author { owner: Owner::operator(), ..author("ada", "") };
     node.apply(&Command::Cordon { gpu: gpu(), author: operator }).unwrap();
     node.apply(&Command::Uncordon { gpu: gpu(), owners: Owners::One(owner) }).unwrap();
+    node.apply(&Command::Uncordon { gpu: gpu(), owners: Owners::One(rule) }).unwrap();
     assert_eq!(node.state(), "cordoned", "the mark of a person stays");
     node.apply(&Command::Uncordon { gpu: gpu(), owners: Owners::All }).unwrap();
     assert_eq!(node.state(), "active");

@@ -58,7 +58,7 @@ pub(crate) static ROWS: [Row; 57] = [
     row!(Delete, "/api/v1/policies/{digest}", policies::delete, "policies", "deletePolicy").if_match(&POLICY).kinds(&[(409, Kind::InUse)]),
     row!(Get, "/api/v1/policies/{digest}/module", policies::module, "policies", "getPolicyModule"),
     row!(Get, "/api/v1/stack", stack::show, "stack", "getStack"),
-    row!(Put, "/api/v1/stack", stack::activate, "stack", "activateStack").query::<StackChange>().if_match(&STACK).kinds(&[(422, Kind::StackFails)]),
+    row!(Put, "/api/v1/stack", stack::activate, "stack", "activateStack").query::<StackChange>().if_match(&STACK).kinds(&[(409, Kind::State), (422, Kind::StackFails)]),
     row!(Get, "/api/v1/stack/history", stack::history, "stack", "listActivations").cached(),
     row!(Post, "/api/v1/stack/rollback", stack::roll_back, "stack", "rollBackStack").query::<StackChange>().body_optional().if_match(&STACK).kinds(&[(404, Kind::UnknownRevision), (409, Kind::State), (422, Kind::StackFails)]),
     row!(Delete, "/api/v1/stack/entries/{place}/suspension", stack::end_suspension, "stack", "endSuspension").if_match(&STACK),

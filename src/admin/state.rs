@@ -112,6 +112,8 @@ pub struct NodeFacts {
     pub dra: Option<berth_api::Dra>,
     /// The GPUNode and the GPUMaintenances of the node; `None` if `fleet.enabled` is false.
     pub fleet: Option<berth_api::Fleet>,
+    /// The name of the stack that the GPUNode of the node names; `None` if it names none.
+    pub fleet_stack: Option<String>,
     /// The owners of the marks of the GPUMaintenances and of the DeviceTaintRules that exist.
     pub marking_objects: Vec<Arc<BTreeSet<String>>>,
     /// Why a policy of the active stack cannot be called, if so. The daemon retries.

@@ -47,8 +47,8 @@ pub use gpu::{
 pub use health::HealthState;
 pub use history::{GpuHistory, GpuSample, PodHistory, PodSample};
 pub use node::{
-    Alive, BypassAction, Check, Counts, DeviceListStrategy, Dra, DriverRelease, Fleet, GpuLimits, Guard,
-    Node, NotFree, NotFreeState, Ready, ReleaseOrder, ResourceState, StepState,
+    Alive, BypassAction, Check, Counts, DeviceListStrategy, Dra, DriverRelease, Fleet, FleetStack, GpuLimits,
+    Guard, Node, NotFree, NotFreeState, Ready, ReleaseOrder, ResourceState, StepState,
 };
 pub use policy::{Hook, Policy, PolicyDetail, PolicyList, parameters};
 pub use problem::{Action, Kind, Operation, Problem};

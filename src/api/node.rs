@@ -81,8 +81,8 @@ pub struct Node {
     /// Where the active stack comes from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stack_source: Option<StackSource>,
-    /// Whether the configuration file has a stack that is not used, since one that was activated through the API is;
-    /// `DELETE /stack/override` ends that.
+    /// Whether the configuration file has a stack that is not used, since a stack of the API or of the node's GPUNode is active;
+    /// `DELETE /stack/override` ends the former.
     #[serde(default)]
     pub file_stack_overridden: bool,
     /// Why the active stack may offer less than its operator expects, or its rules about pods have no effect, as in
@@ -136,10 +136,38 @@ pub struct Dra {
     pub taint_rules_error: Option<String>,
 }
 
+/// The stack that the GPUNode of the node names.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct FleetStack {
+    /// The name of the stack.
+    #[schema(example = "team-share")]
+    pub policy: String,
+    /// The revision of the stack.
+    #[schema(example = "3f9c01ab77de")]
+    pub revision: String,
+    /// The progress: `Pulling`, `Soaking`, `Settled`, `RolledBack`, `Failed` or `Refused`.
+    #[schema(example = "Soaking")]
+    pub phase: String,
+    /// Why the stack has not settled.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(
+        example = "the stack is settled if none of its policies is suspended within 600 s of the activation"
+    )]
+    pub why: Option<String>,
+}
+
 /// The GPUNode and the GPUMaintenances of the node. They are up to date if there is no error.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Fleet {
+    /// The stack that the GPUNode names; absent if it names none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stack: Option<FleetStack>,
+    /// Why changes of the stack that the GPUNode names are not seen.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(example = "no answer within 15 s")]
+    pub stack_error: Option<String>,
     /// Why the GPUNode is not up to date.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = "no answer within 15 s")]

@@ -116,6 +116,8 @@ values! {
     StackSource {
         /// It was activated through this API, and overrides that of the file.
         Api = "api",
+        /// The node's GPUNode named the stack, which overrides the stacks of the API and of the configuration file.
+        Fleet = "fleet",
         /// It is the configuration file's.
         File = "file",
     }
@@ -125,7 +127,11 @@ impl StackSource {
     /// The source of a stack.
     #[must_use]
     pub fn of(stack: &kernel::Stack) -> Self {
-        if stack.from_api { Self::Api } else { Self::File }
+        match stack.origin {
+            kernel::StackOrigin::File => Self::File,
+            kernel::StackOrigin::Api => Self::Api,
+            kernel::StackOrigin::Fleet { .. } => Self::Fleet,
+        }
     }
 }
 
@@ -231,7 +237,7 @@ pub struct Faults {
     /// Faults by kind.
     #[schema(example = json!({"trap": 1}))]
     pub by_kind: BTreeMap<FaultKind, u64>,
-    /// Consecutive faults that the policy caused itself.
+    /// Consecutive faults of one hook that the policy caused itself.
     #[schema(example = 0)]
     pub in_a_row: u32,
     /// The last fault.
@@ -265,7 +271,7 @@ values! {
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct FileStack {
-    /// Whether a stack that was activated through the API overrides it; `DELETE /stack/override` ends that.
+    /// Whether a stack of the API or of the node's GPUNode overrides it; `DELETE /stack/override` ends the former.
     pub shadowed: bool,
     /// Why it cannot be used; absent if it can.
     #[serde(default, skip_serializing_if = "Option::is_none")]

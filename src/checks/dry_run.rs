@@ -114,7 +114,7 @@ pub fn start_stack(config: &Config, node: &Ledger) -> anyhow::Result<Vec<StackEn
         return Err(anyhow::Error::new(error).context(key));
     }
     // A start then only shows an error of the file's stack.
-    if node.stack.from_api {
+    if !node.stack.is_of_file() {
         return Ok(Vec::new());
     }
     config.resolve_stack(node).map_err(anyhow::Error::new)

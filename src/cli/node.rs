@@ -5,8 +5,8 @@ use crate::names::{runs, scheduling};
 use crate::output::Column::{Name, Whole};
 use crate::output::{Out, facts, fitted, or_dash};
 use berth_api::{
-    ConfigurationState, Dra, DrainState, Fleet, Guard, Node, NotFree, ResourceState, SettingProblem,
-    StackSource, StepState,
+    ConfigurationState, Dra, DrainState, Fleet, FleetStack, Guard, Node, NotFree, ResourceState,
+    SettingProblem, StackSource, StepState,
 };
 use clap::Subcommand;
 
@@ -109,8 +109,9 @@ fn guard(guard: &Guard) -> String {
 
 /// The errors of the GPUNode and the GPUMaintenances.
 fn fleet(fleet: &Fleet) -> String {
-    let Fleet { gpu_node_error, maintenances_error, status_error, removal_error } = fleet;
+    let Fleet { stack, stack_error, gpu_node_error, maintenances_error, status_error, removal_error } = fleet;
     let errors = [
+        ("changes of `spec.stack` of the GPUNode are not seen", stack_error),
         ("the GPUNode is not up to date", gpu_node_error),
         ("changes of GPUMaintenances are not seen", maintenances_error),
         ("the status of a GPUMaintenance is not up to date", status_error),
@@ -118,7 +119,10 @@ fn fleet(fleet: &Fleet) -> String {
     ];
     let text = |(what, why): (&str, &Option<String>)| Some(format!("{what}: {}", why.as_ref()?));
     let errors: Vec<String> = errors.into_iter().filter_map(text).collect();
-    if errors.is_empty() { "up to date".into() } else { errors.join("; ") }
+    let errors = if errors.is_empty() { "up to date".into() } else { errors.join("; ") };
+    let Some(FleetStack { policy, revision, phase, why }) = stack else { return errors };
+    let why = why.as_ref().map_or_else(String::new, |why| format!(" ({why})"));
+    format!("{errors}; stack of {policy}, revision {revision}: {phase}{why}")
 }
 
 /// The state of the DRA driver.
@@ -171,6 +175,7 @@ fn stack(node: &Node) -> String {
             ", from the API instead of the file's; `berth policy reset` activates the file's"
         }
         Some(StackSource::Api) => ", from the API",
+        Some(StackSource::Fleet) => ", from the GPUNode",
         Some(StackSource::File) => ", from the file",
         Some(StackSource::Other(_)) | None => "",
     };

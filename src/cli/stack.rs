@@ -152,6 +152,7 @@ pub(crate) fn unsuspend(entry: &str, client: &Client, out: &mut Out) -> anyhow::
 pub(crate) fn stack_table(stack: &Stack) -> String {
     let source = match &stack.source {
         StackSource::Api => "API",
+        StackSource::Fleet => "GPUNode",
         StackSource::File => "file",
         StackSource::Other(source) => source,
     };
@@ -180,7 +181,13 @@ pub(crate) fn stack_table(stack: &Stack) -> String {
         text += &hooks_table(stack);
     }
     if stack.file_stack.shadowed {
-        text += "the configuration file's stack is not used while this one is active; `berth policy reset` activates it\n";
+        let way_back = match stack.source {
+            StackSource::Fleet => {
+                "remove `spec.stack` from the node's GPUNode, and then `berth policy reset` activates it"
+            }
+            _ => "`berth policy reset` activates it",
+        };
+        text += &format!("the configuration file's stack is not used while this one is active; {way_back}\n");
     }
     if let Some(error) = &stack.file_stack.error {
         text += &format!("the configuration file's stack cannot be used: {error}\n");

@@ -120,6 +120,7 @@ fn dry_run(tried: &Stack, wide: bool) -> String {
     let source = match &preview.source {
         StackSource::File => "the configuration file decides again".to_owned(),
         StackSource::Api => "it would take precedence over the configuration file".to_owned(),
+        StackSource::Fleet => "the node's GPUNode would decide".to_owned(),
         StackSource::Other(source) => format!("it would be of the {source}"),
     };
     let mut text = format!("the activation would be accepted; {source}\n");

@@ -34,8 +34,8 @@ pub use node_label::{LABEL_READ_MAX, node_label};
 pub use pod::convert_pod;
 pub use reviews::{ReviewError, Reviews, User};
 pub use settings::{
-    ApiServer, ApiServerStatus, DraTask, FleetState, FleetTask, NodeLabelState, NodeLabelTask, OtherWriter,
-    Settings, SlicesState, TaintRulesState, WatchedLabel,
+    ApiServer, ApiServerStatus, DraTask, FleetState, FleetTask, NodeLabelState, NodeLabelTask,
+    NodeStackState, OtherWriter, Settings, SlicesState, TaintRulesState, WatchedLabel,
 };
 pub use taint_rules::marks_of_rules;
 pub use wait::{BACKOFF_MAX, RetryAfter};

@@ -2,8 +2,12 @@
 
 use super::node_labels::Labels;
 use super::wait::{self, RetryAfter};
+use berth_core::PolicyService;
+use berth_fleet::gpu_node::StackPhase;
 use berth_kernel::ids::names::GpuId;
+use berth_kernel::policy::stack::{FleetRevision, Stack, StackOrigin};
 use std::collections::BTreeSet;
+use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -168,16 +172,55 @@ fn not_yet() -> Option<String> {
     Some("the API server has not been asked yet".to_owned())
 }
 
-/// The channel of the GPUNode and the GPUMaintenances of the node.
-#[derive(Clone, Debug)]
+/// What the tasks of the GPUNode and of the GPUMaintenances need, and the channels by which they report.
+#[derive(Clone)]
 pub struct FleetTask {
-    /// Receives its state.
+    /// Activates stacks.
+    pub policies: PolicyService,
+    /// Receives the errors.
     pub state: watch::Sender<FleetState>,
+    /// Receives the state of the stack that the GPUNode names.
+    pub stack: watch::Sender<NodeStackState>,
+}
+
+impl fmt::Debug for FleetTask {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FleetTask").finish_non_exhaustive()
+    }
+}
+
+/// The stack that the GPUNode of the node names, and the progress of the daemon with it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NodeStackState {
+    /// Whether the GPUNode was read.
+    pub is_read: bool,
+    /// The `metadata.generation` that was read last.
+    pub generation: Option<i64>,
+    /// The revision; `None` if the GPUNode names no stack.
+    pub wanted: Option<FleetRevision>,
+    /// The progress; `None` without a revision, and before the GPUNode was read.
+    pub phase: Option<StackPhase>,
+    /// Why the stack has not settled.
+    pub why: Option<String>,
+}
+
+impl NodeStackState {
+    /// The state before the GPUNode was read. An active stack of the GPUNode is assumed to be still named there.
+    #[must_use]
+    pub fn before_reading(active: &Stack) -> Self {
+        let wanted = match &active.origin {
+            StackOrigin::Fleet { revision, .. } => Some(revision.clone()),
+            StackOrigin::File | StackOrigin::Api => None,
+        };
+        Self { wanted, ..Self::default() }
+    }
 }
 
 /// The errors of the GPUNode and the GPUMaintenances of the node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FleetState {
+    /// Why changes of the stack that the GPUNode names are not seen; `None` if they are.
+    pub stack_error: Option<String>,
     /// Why the GPUNode is not up to date; `None` if it is.
     pub gpu_node_error: Option<String>,
     /// Why changes of GPUMaintenances are not seen; `None` if they are.
@@ -194,6 +237,7 @@ impl Default for FleetState {
     /// Before the API server was asked.
     fn default() -> Self {
         Self {
+            stack_error: not_yet(),
             gpu_node_error: not_yet(),
             maintenances_error: not_yet(),
             status_error: None,

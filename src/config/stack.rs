@@ -5,7 +5,7 @@ use berth_core::policies::{ResolveError, resolve_version};
 use berth_files::yaml::Problems;
 use berth_kernel::node::command::NewStack;
 use berth_kernel::node::ledger::Ledger;
-use berth_kernel::policy::stack::StackEntry;
+use berth_kernel::policy::stack::{StackEntry, StackOrigin};
 use berth_kernel::policy::version_records::check_trust;
 
 /// Most characters of a policy's name that an error shows.
@@ -65,5 +65,5 @@ impl StackEntryConfig {
 /// The command that activates these entries as the stack of the configuration.
 #[must_use]
 pub fn new_stack(entries: Vec<StackEntry>) -> NewStack {
-    NewStack { from_api: false, by: "config".into(), why: String::new(), entries }
+    NewStack { origin: StackOrigin::File, failed: None, by: "config".into(), why: String::new(), entries }
 }

@@ -87,11 +87,11 @@ pub struct FileStack {
 }
 
 impl FileStack {
-    /// Whether `active` is a stack of the API in place of this one. A file without a stack leaves the choice to the
-    /// API.
+    /// Whether another stack than this one is active because the API or the fleet decides. A file without a stack leaves the
+    /// choice to them.
     #[must_use]
     pub fn is_overridden_by(&self, active: &Stack) -> bool {
-        active.from_api && (!self.entries.is_empty() || self.error.is_some())
+        !active.is_of_file() && (!self.entries.is_empty() || self.error.is_some())
     }
 }
 

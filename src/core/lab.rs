@@ -23,7 +23,7 @@ use berth_kernel::node::command::NewStack;
 use berth_kernel::node::ports::{DecisionPage, Input, Journal, JournalError, JournalStats, PolicyRuntime};
 use berth_kernel::node::refusal::Refusal;
 use berth_kernel::policy::decision::{Decision, Filter};
-use berth_kernel::policy::stack::{OnFault, Permissions, StackEntry};
+use berth_kernel::policy::stack::{OnFault, Permissions, StackEntry, StackOrigin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::sync::Semaphore;
@@ -202,7 +202,9 @@ impl Lab {
             on_fault: OnFault::default(),
         };
         let (by, why, entries) = (String::new(), String::new(), vec![entry]);
-        self.policies.try_stack(&NewStack { from_api: true, by, why, entries }).await?;
+        self.policies
+            .try_stack(&NewStack { origin: StackOrigin::Api, failed: None, by, why, entries })
+            .await?;
         Ok(prepared)
     }
 

@@ -25,7 +25,7 @@ use berth_kernel::node::revision::Revision;
 use berth_kernel::policy::decider::Decider;
 use berth_kernel::policy::decision::{CallOutcome, CallRecord, NewDecision, Outcome, OwnedQuestion};
 use berth_kernel::policy::hooks::{AdmitRequest, Hook, PlaceRequest};
-use berth_kernel::policy::stack::Stack;
+use berth_kernel::policy::stack::{Stack, StackOrigin};
 use berth_kernel::sharing::offer::PartOffer;
 use berth_kernel::sharing::placement;
 use berth_observe::spans;
@@ -466,7 +466,7 @@ impl Worker {
     /// Activates a stack, if none of its policies fails on the live node. A stack of the configuration file must be the
     /// one that the file has now.
     fn activate(&self, stack: NewStack, expected: Option<u64>) -> Result<Snapshot, ActivateError> {
-        if !stack.from_api && stack.entries != self.file_stack.get().entries {
+        if stack.origin == StackOrigin::File && stack.entries != self.file_stack.get().entries {
             return Err(ActivateError::FileChanged);
         }
         let (activation, notes) =

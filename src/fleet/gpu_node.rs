@@ -1,13 +1,15 @@
-//! GPUNode: the GPUs of a node, as its daemon reports them.
+//! GPUNode: the stack that a node is to activate, and its GPUs as its daemon reports them.
 // KubeSchema copies the structs into functions.
 #![expect(unreachable_pub)]
 // Each column has a name.
 #![expect(clippy::duplicated_attributes)]
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use kube::core::Duration as GoDuration;
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use std::time::Duration;
 
 /// Most GPUs in a status.
 pub const GPUS_MAX: usize = 16;
@@ -16,7 +18,14 @@ pub const MODELS_MAX: usize = 16;
 /// The longest JSON of [`GpuNodeStatus::gpus`], bytes.
 pub const GPUS_BYTES_MAX: usize = 6 * 1024;
 
-/// The GPUs of a node.
+/// Most entries of a stack.
+pub const ENTRIES_MAX: usize = 8;
+/// The longest JSON of [`StackSpec::entries`], bytes: the API server keeps and sends the object as a whole.
+pub const ENTRIES_BYTES_MAX: usize = 3 * 1024;
+/// How long a stack must be active, without a suspended policy, before it is settled, unless `soak` says otherwise.
+pub const SOAK: Duration = Duration::from_secs(600);
+
+/// The stack that a node is to activate, and its GPUs.
 #[derive(CustomResource, KubeSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[kube(
     group = "fleet.berth.dev",
@@ -26,13 +35,15 @@ pub const GPUS_BYTES_MAX: usize = 6 * 1024;
     plural = "gpunodes",
     singular = "gpunode",
     shortname = "gn",
-    doc = "The GPUs of a node. The node's daemon creates it and reports in its status.",
+    doc = "The stack that a node is to activate, and its GPUs. The node's daemon creates the object and reports in its status.",
     derive = "PartialEq",
     status = "GpuNodeStatus",
     printcolumn(name = "GPUS", type_ = "integer", json_path = ".status.summary.gpus"),
     printcolumn(name = "AVAILABLE", type_ = "integer", json_path = ".status.summary.available"),
     printcolumn(name = "OUT", type_ = "integer", json_path = ".status.summary.out"),
     printcolumn(name = "HELD", type_ = "integer", json_path = ".status.summary.held"),
+    printcolumn(name = "POLICY", type_ = "string", json_path = ".spec.stack.policy"),
+    printcolumn(name = "STACK", type_ = "string", json_path = ".status.stack.phase"),
     printcolumn(
         name = "WHY",
         type_ = "string",
@@ -42,12 +53,115 @@ pub const GPUS_BYTES_MAX: usize = 6 * 1024;
     printcolumn(name = "AGE", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 #[serde(rename_all = "camelCase")]
-pub struct GpuNodeSpec {}
+pub struct GpuNodeSpec {
+    /// The stack that the node activates, in place of a stack of the configuration file or of the node's API. If `stack` is absent,
+    /// the active stack stays.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stack: Option<StackSpec>,
+}
+
+/// A stack of policies.
+#[derive(KubeSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct StackSpec {
+    /// The name of the stack that commands and events show, such as the name of a team. The name has no other effect.
+    #[schemars(length(min = 1, max = 253), regex(pattern = "^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"))]
+    pub policy: String,
+    /// 12 hexadecimal digits, such as the first 12 of the SHA-256 of the entries. Change the revision whenever the entries change.
+    #[schemars(regex(pattern = "^[0-9a-f]{12}$"))]
+    pub revision: String,
+    /// The number of the attempt, 1 if absent. Increase it to try again a revision that has failed on the node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 1_000_000))]
+    pub attempt: Option<u32>,
+    /// How long the stack must be active, without a suspended policy, before the stack is settled: 10s to 24h; 10m if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 32))]
+    #[x_kube(
+        validation = Rule::new("duration(self) >= duration('10s') && duration(self) <= duration('24h')").message("soak must be a duration from 10s to 24h")
+    )]
+    pub soak: Option<String>,
+    /// The policies in the order of their calls.
+    #[schemars(length(max = 8), extend("x-kubernetes-list-type" = "atomic"))]
+    pub entries: Vec<EntrySpec>,
+}
+
+impl StackSpec {
+    /// How long the stack must be active, without a suspended policy, before the stack is settled.
+    #[must_use]
+    pub fn soak(&self) -> Duration {
+        let given = self.soak.as_ref().and_then(|soak| soak.parse::<GoDuration>().ok());
+        given.filter(|soak| !soak.is_negative()).map_or(SOAK, |soak| Duration::from(soak).min(SOAK_MAX))
+    }
+}
+
+/// The longest `soak`, as in its rule.
+const SOAK_MAX: Duration = Duration::from_secs(24 * 3600);
+
+/// A policy of a stack.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct EntrySpec {
+    /// The name of the policy.
+    #[schemars(length(min = 1, max = 63))]
+    pub name: String,
+    /// `sha256:` and the digest of the policy's module, which `berth policy list -o json` shows on the node.
+    #[schemars(regex(pattern = "^sha256:[0-9a-f]{64}$"))]
+    pub layer: String,
+    /// The policy's parameters, a JSON object as text, which the policy gets unchanged.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 2048))]
+    pub parameters: Option<String>,
+    /// What the policy may do. An absent field has the default that the same key has in the configuration file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub permissions: Option<PermissionsSpec>,
+    /// The effect of a fault of the policy; `skip` if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub on_fault: Option<OnFault>,
+}
+
+/// What a policy may do.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct PermissionsSpec {
+    /// Whether it may deny an allocation.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub deny: Option<bool>,
+    /// The greatest number of devices of one resource into which the policy may divide a GPU.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 128))]
+    pub share_max: Option<u32>,
+    /// Resources that it may offer: exact names, or prefixes that end in `*`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 16), inner(length(min = 1, max = 308)), extend("x-kubernetes-list-type" = "atomic"))]
+    pub resources: Option<Vec<String>>,
+    /// Environment variables that it may set: exact names, or prefixes that end in `*`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 16), inner(length(min = 1, max = 256)), extend("x-kubernetes-list-type" = "atomic"))]
+    pub environment: Option<Vec<String>>,
+}
+
+/// The effect of a policy's fault. `skip`: the policy is treated as if it had passed. `deny`: the allocation is denied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum OnFault {
+    /// The policy is treated as if it had passed.
+    Skip,
+    /// The allocation is denied.
+    Deny,
+    /// An effect of a later release, which this daemon does not know.
+    #[serde(other)]
+    #[schemars(skip)]
+    Other,
+}
 
 /// What the daemon reports.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct GpuNodeStatus {
+    /// The `metadata.generation` that the daemon has read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
     /// When the daemon wrote the status. The daemon writes it at least every 18 minutes, even if nothing has changed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "crate::time")]
@@ -59,14 +173,88 @@ pub struct GpuNodeStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 16))]
     pub models: Option<Vec<String>>,
+    /// The active stack, and the progress of the stack that `spec.stack` names.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stack: Option<StackStatus>,
     /// The GPUs, at most 16.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 16), extend("x-kubernetes-list-type" = "atomic"))]
     pub gpus: Option<Vec<GpuStatus>>,
-    /// `GPUsAvailable`: False while a GPU is out of use, with the causes.
+    /// `GPUsAvailable`: False while a GPU is out of use, with the causes. `Synced`: False while the node does not have the stack of
+    /// the specification.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "crate::conditions")]
     pub conditions: Option<Vec<Condition>>,
+}
+
+/// The stack of a node. `origin` is `file`, `api` or `fleet`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct StackStatus {
+    /// Who decided on the active stack: `file`, `api` or `fleet`.
+    #[serde(default)]
+    pub origin: String,
+    /// The revision of the active stack; absent unless `origin` is `fleet`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub active: Option<String>,
+    /// The revision that was settled last.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub good: Option<String>,
+    /// The progress of the stack that `spec.stack` names; absent if `spec.stack` is absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub phase: Option<StackPhase>,
+    /// The revision that has failed or was refused.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failed: Option<FailedRevision>,
+}
+
+/// The progress of the stack that `spec.stack` names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum StackPhase {
+    /// A policy of the stack is not on the node yet, or the daemon cannot activate the stack at present. The daemon retries.
+    Pulling,
+    /// The stack is active. The daemon rolls the stack back if one of its policies is suspended.
+    Soaking,
+    /// The stack is active, and its soak has ended.
+    Settled,
+    /// A policy of the stack was suspended during the soak, and the daemon activated an earlier stack again.
+    RolledBack,
+    /// A policy of the stack was suspended during the soak, and no earlier stack could be activated again.
+    Failed,
+    /// The stack cannot be used on the node. The active stack has not changed.
+    Refused,
+    /// A phase of a later release.
+    #[serde(other)]
+    #[schemars(skip)]
+    Other,
+}
+
+impl StackPhase {
+    /// The phase as the status has it.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Pulling => "Pulling",
+            Self::Soaking => "Soaking",
+            Self::Settled => "Settled",
+            Self::RolledBack => "RolledBack",
+            Self::Failed => "Failed",
+            Self::Refused => "Refused",
+            Self::Other => "Other",
+        }
+    }
+}
+
+/// A revision that failed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct FailedRevision {
+    /// The revision.
+    pub revision: String,
+    /// The attempt that failed.
+    pub attempt: u32,
+    /// Why the attempt failed.
+    pub reason: String,
 }
 
 /// Numbers over all GPUs of a node.

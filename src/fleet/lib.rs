@@ -52,7 +52,7 @@ fn tidy(schema: &mut Value) {
             fields.remove("nullable");
             if fields.get("format").is_some_and(|format| format == "uint32") {
                 fields.insert("format".into(), "int64".into());
-                fields.insert("minimum".into(), 0.into());
+                fields.entry("minimum").or_insert_with(|| 0.into());
             }
             fields.values_mut().for_each(tidy);
         }

@@ -19,7 +19,7 @@ use berth_kernel::node::ledger::Ledger;
 use berth_kernel::node::ports::{Clock, Gpus as _};
 use berth_kernel::node::rules::Rules;
 use berth_kernel::policy::decider::Decider;
-use berth_kernel::policy::stack::{Stack, StackEntry};
+use berth_kernel::policy::stack::{Stack, StackEntry, StackOrigin};
 use berth_kernel::policy::version::PolicyVersion;
 use berth_kernel::sharing::listing::free_devices;
 use berth_store::MemoryDisk;
@@ -111,7 +111,13 @@ impl<'p> Node<'p> {
     /// # Errors
     /// If the kernel refuses the stack.
     pub(super) fn activate(&mut self, entries: Vec<StackEntry>) -> Result<Vec<String>, String> {
-        let stack = NewStack { from_api: false, by: "scenario".into(), why: String::new(), entries };
+        let stack = NewStack {
+            origin: StackOrigin::File,
+            failed: None,
+            by: "scenario".into(),
+            why: String::new(),
+            entries,
+        };
         let candidate = stack.clone().into_stack(0, 0);
         let offers = self.evaluate_stack(&candidate, |evaluation| evaluation.offers());
         let faults = std::mem::take(&mut self.new_faults);

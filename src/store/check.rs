@@ -175,6 +175,7 @@ fn digest(key: &[u8], value: &[u8]) -> u64 {
 mod tests {
     use super::*;
     use berth_kernel::node::record::{Meta, Record, StackHead};
+    use berth_kernel::policy::stack::StackOrigin;
 
     type Pair = (Vec<u8>, Vec<u8>);
 
@@ -186,7 +187,8 @@ mod tests {
     fn stack() -> Pair {
         pair(&Record::Stack(StackHead {
             revision: 1,
-            from_api: false,
+            origin: StackOrigin::File,
+            failed: None,
             by: "config".into(),
             why: String::new(),
             since_wall_ms: 5,
@@ -233,8 +235,8 @@ mod tests {
             append(&mut contents, &pairs.iter().map(put).collect());
             (contents.check(), pairs)
         };
-        let (check, _) = of_format(2);
-        assert_eq!(check.value(), b"\x02{\"writes\":1,\"records\":2,\"sum\":16116649714095303343}");
+        let (check, _) = of_format(3);
+        assert_eq!(check.value(), b"\x03{\"writes\":1,\"records\":2,\"sum\":1654622555644469749}");
         let (check, pairs) = of_format(1);
         let mut stored = stored(check, &pairs);
         stored[0].1 = b"\x01{\"writes\":1,\"records\":2,\"sum\":1495630016805505590}".to_vec();

@@ -5,6 +5,7 @@
 //!
 //! To change the form of a record, raise [`FORMAT`], keep reading the old form, and add golden records
 //! of the new form to `codec/golden.rs`. Format 2 differs from format 1 in marks: it has one per owner.
+//! Format 3 adds what a stack of a GPUNode has.
 
 use super::dto;
 use berth_kernel::ids::names::{AllocationId, Digest, GpuId, PartId};
@@ -15,7 +16,7 @@ use serde::de::DeserializeOwned;
 use std::collections::BTreeMap;
 
 /// The format that this release writes, and the newest one that it reads.
-pub const FORMAT: u8 = 2;
+pub const FORMAT: u8 = 3;
 /// The oldest format that it reads.
 const FORMAT_MIN: u8 = 1;
 
@@ -85,7 +86,7 @@ pub fn encode(record: &Record) -> Result<Vec<u8>, StoreError> {
         Record::Via(_, via) => encode_json(&dto::Via::from_kernel(via)),
         Record::Allocation(allocation) => encode_json(&dto::Allocation::from_kernel(allocation)),
         Record::Policy(version) => encode_json(&dto::Policy::from_kernel(version)),
-        Record::Stack(head) | Record::PastStack(head) => encode_json(&dto::Stack(head.clone())),
+        Record::Stack(head) | Record::PastStack(head) => encode_json(&dto::Stack::from_kernel(head)),
         Record::StackEntry(_, entry) | Record::PastStackEntry(_, _, entry) => {
             encode_json(&dto::StackEntry::from_kernel(entry))
         }
@@ -119,13 +120,13 @@ fn decode_body(key: &[u8], format: u8, body: &[u8]) -> Result<Record, String> {
             Record::Allocation(parse_json::<dto::Allocation>(body)?.into_kernel(id)?)
         }
         RecordKey::Policy(digest) => Record::Policy(parse_json::<dto::Policy>(body)?.into_kernel(digest)?),
-        RecordKey::Stack => Record::Stack(parse_json::<dto::Stack>(body)?.0),
+        RecordKey::Stack => Record::Stack(parse_json::<dto::Stack>(body)?.into_kernel()),
         RecordKey::StackEntry(i) => {
             Record::StackEntry(i, parse_json::<dto::StackEntry>(body)?.into_kernel()?)
         }
         RecordKey::Health(gpu) => Record::Health(parse_json::<dto::Health>(body)?.into_kernel(gpu)?),
         RecordKey::PastStack(revision) => {
-            let head = parse_json::<dto::Stack>(body)?.0;
+            let head = parse_json::<dto::Stack>(body)?.into_kernel();
             if head.revision != revision {
                 return Err(format!("its value is of revision {}", head.revision));
             }

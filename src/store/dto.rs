@@ -263,19 +263,83 @@ fn parse_signature(text: &str) -> Result<Signature, String> {
 
 /// See [`record::StackHead`].
 #[derive(Serialize, Deserialize)]
-pub(super) struct Stack(#[serde(with = "StackFields")] pub(super) record::StackHead);
-
-#[derive(Serialize, Deserialize)]
-#[serde(remote = "record::StackHead", deny_unknown_fields, rename_all = "camelCase")]
-struct StackFields {
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub(super) struct Stack {
     revision: u64,
     from_api: bool,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    fleet: Option<FleetRevision>,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    settled: bool,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    failed: Option<FailedRevision>,
     by: String,
     #[serde(default, skip_serializing_if = "String::is_empty")]
     why: String,
-    #[serde(rename = "sinceMs")]
-    since_wall_ms: u64,
+    since_ms: u64,
     entries: usize,
+}
+
+/// See [`stack::FleetRevision`].
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FleetRevision {
+    policy: String,
+    revision: String,
+    attempt: u32,
+}
+
+impl FleetRevision {
+    fn from_kernel(revision: stack::FleetRevision) -> Self {
+        let stack::FleetRevision { policy, revision, attempt } = revision;
+        Self { policy, revision, attempt }
+    }
+
+    fn into_kernel(self) -> stack::FleetRevision {
+        let Self { policy, revision, attempt } = self;
+        stack::FleetRevision { policy, revision, attempt }
+    }
+}
+
+/// See [`stack::FailedRevision`].
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FailedRevision {
+    fleet: FleetRevision,
+    reason: String,
+}
+
+impl Stack {
+    pub(super) fn from_kernel(head: &record::StackHead) -> Self {
+        let record::StackHead { revision, origin, failed, by, why, since_wall_ms, entries } = head.clone();
+        let from_api = origin == stack::StackOrigin::Api;
+        let (fleet, settled) = match origin {
+            stack::StackOrigin::Fleet { revision, is_settled } => {
+                (Some(FleetRevision::from_kernel(revision)), is_settled)
+            }
+            stack::StackOrigin::File | stack::StackOrigin::Api => (None, false),
+        };
+        let failed = failed.map(|failed| FailedRevision {
+            fleet: FleetRevision::from_kernel(failed.revision),
+            reason: failed.reason,
+        });
+        Self { revision, from_api, fleet, settled, failed, by, why, since_ms: since_wall_ms, entries }
+    }
+
+    pub(super) fn into_kernel(self) -> record::StackHead {
+        let Self { revision, from_api, fleet, settled, failed, by, why, since_ms, entries } = self;
+        let origin = match fleet {
+            Some(revision) => {
+                stack::StackOrigin::Fleet { revision: revision.into_kernel(), is_settled: settled }
+            }
+            None if from_api => stack::StackOrigin::Api,
+            None => stack::StackOrigin::File,
+        };
+        let failed = failed.map(|FailedRevision { fleet, reason }| {
+            Box::new(stack::FailedRevision { revision: fleet.into_kernel(), reason })
+        });
+        record::StackHead { revision, origin, failed, by, why, since_wall_ms: since_ms, entries }
+    }
 }
 
 /// See [`stack::StackEntry`].

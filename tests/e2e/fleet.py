@@ -1,21 +1,34 @@
-"""Cases of the fleet at a real API server: the node is reported in its GPUNode, and GPUMaintenances take its GPUs out."""
+"""Cases of the fleet at a real API server: the node is reported in its GPUNode and activates the stack that it names, and GPUMaintenances
+take its GPUs out."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 
 from bench import Bench
-from berth import WHOLE, Setup
+from berth import SHARED, WHOLE, Setup, slice_of
 from drains import DRAINED_SECONDS, no_eviction
 from gpus import uuids
 from kubelet import NODE_NAME
 from places import REPO, RUN
 from say import TestError, until
 from scenario import Scenario
+from wasm import trapping
 from workloads import Worker
 
 GPUS = 3
+#: Of the setup whose GPUNode names stacks.
+STACK_GPUS = 2
+#: The shortest soak.
+SOAK_SECONDS = 10
+#: Faults in a row that suspend a policy.
+FAULTS = 5
+#: Three slices of each GPU.
+SLICE_MIB = 20480
+#: The longest time from the suspension to the rollback, which calls all policies.
+ROLLED_BACK_SECONDS = 10
 KINDS = REPO / "deploy" / "helm" / "berth" / "files" / "crds"
 DEFINITION = "gpumaintenances.fleet.berth.dev"
 #: A change is written within 5 s, and at most every 10 s after three of them.
@@ -62,8 +75,9 @@ def node_reported(bench: Bench) -> str:
     if (owner["kind"], owner["name"], owner["uid"]) != ("Node", NODE_NAME, node["metadata"]["uid"]):
         raise TestError(f"its owner is {owner}")
     header, row = bench.node.cluster.kubectl("get", "gn").splitlines()
-    if header.split() != ["NAME", "GPUS", "AVAILABLE", "OUT", "HELD", "WHY", "SEEN", "AGE"]:
+    if header.split() != ["NAME", "GPUS", "AVAILABLE", "OUT", "HELD", "POLICY", "STACK", "WHY", "SEEN", "AGE"]:
         raise TestError(f"kubectl get gn: {header}")
+    # Columns without a value are empty.
     if row.split()[:6] != [NODE_NAME, str(GPUS), str(GPUS), "0", "0", "GPUsAvailable"]:
         raise TestError(f"kubectl get gn: {row}")
     until("GET /node shows no error", ORDERED_SECONDS, lambda: bench.berth.node()["fleet"] == {})
@@ -123,8 +137,8 @@ def blockers_named(bench: Bench) -> None:
     create(bench, "held", uuids=[gpu], evict=True, deadline="15s")
 
     def waits() -> bool:
-        status = maintenance(bench, "held").get("status", {"state": "", "holders": 0})
-        if status["state"] != "draining" or status["holders"] != 1:
+        status = maintenance(bench, "held").get("status", {})
+        if (status.get("state"), status.get("holders")) != ("draining", 1):
             raise TestError(f"its status is {status}")
         (reconciling,) = [one for one in status["conditions"] if one["type"] == "Reconciling"]
         if reconciling["status"] != "True" or "waits for its disruption budget" not in reconciling["message"]:
@@ -252,6 +266,152 @@ def gpu_node_recreated(bench: Bench) -> None:
     until_out(bench, 0, "GPUsAvailable", 2 * REPORTED_SECONDS)
 
 
+def stack_settles(bench: Bench) -> str:
+    """The stack of a GPUNode is activated, soaks and settles; while the GPUNode names one, no caller activates another. A restart of the
+    daemon begins no second soak."""
+    install(bench)
+    bench.node.cluster.kubectl("delete", "gn,gm", "--all")
+    bench.berth.start()
+    bench.berth.registered(WHOLE)
+    until("the GPUNode is reported", REPORTED_SECONDS, lambda: "status" in gpu_node(bench))
+    if gpu_node(bench)["status"]["stack"] != {"origin": "file"}:
+        raise TestError(f"without a stack it shows {gpu_node(bench)['status']['stack']}")
+    begin = time.monotonic()
+    name_stack(bench, "a" * 12, [_shares(bench, 2)])
+    until_phase(bench, "Soaking", active="a" * 12)
+    took = time.monotonic() - begin
+    bench.allocatable({SHARED: 2 * STACK_GPUS})
+    until_phase(bench, "Settled", good="a" * 12, seconds=SOAK_SECONDS + REPORTED_SECONDS)
+    header, row = bench.node.cluster.kubectl("get", "gn").splitlines()
+    if row.split()[5:8] != ["team-share", "Settled", "GPUsAvailable"]:
+        raise TestError(f"kubectl get gn: {header} / {row}")
+    if condition(gpu_node(bench)["status"], "Synced") != ("True", "Settled"):
+        raise TestError(f"its conditions are {gpu_node(bench)['status']['conditions']}")
+    for command in (["policy", "reset"], ["policy", "rollback"]):
+        said = bench.berth.fails(*command)
+        if f"kubectl edit gpunode {NODE_NAME}" not in said:
+            raise TestError(f"berth {' '.join(command)} says {said}")
+    if bench.berth.stack()[1:] != ("fleet", ["timeslice"]):
+        raise TestError(f"the active stack is {bench.berth.stack()}")
+    revision = bench.berth.stack()[0]
+    restart(bench)
+    shown = bench.berth.node()["fleet"]["stack"]
+    if (shown["phase"], bench.berth.stack()[0]) != ("Settled", revision):
+        raise TestError(f"after a restart GET /node shows {shown}, and the stack is {bench.berth.stack()}")
+    return f"activated_within_s={took:.1f}"
+
+
+def stack_rolled_back(bench: Bench) -> str:
+    """A revision is activated only once the node has all of its policies. When one of them traps five times in a row, the daemon activates
+    the settled revision again. The bad revision is not tried again, also after a restart, until its attempt is raised."""
+    # An activation calls `admit` only of policies that offer nothing, so that a trap there shows with the first pod.
+    bad = trapping((REPO / "policies-wasm" / "prebuilt" / "memory.wasm").read_bytes(), "admit")
+    resource = slice_of(SLICE_MIB)
+    parameters = json.dumps({"sizes": [{"resource": resource, "memoryMiB": SLICE_MIB}]})
+    digest = hashlib.sha256(bad).hexdigest()
+    entry = {"name": "memory", "layer": f"sha256:{digest}", "parameters": parameters, "permissions": {"resources": [resource]}}
+    name_stack(bench, "b" * 12, [entry], soak="10m")
+    until_phase(bench, "Pulling", active="a" * 12)
+    if condition(gpu_node(bench)["status"], "Synced") != ("False", "Pulling"):
+        raise TestError(f"its conditions are {gpu_node(bench)['status']['conditions']}")
+    path = RUN / "bad.wasm"
+    path.write_bytes(bad)
+    bench.berth.cli("policy", "push", str(path))
+    until_phase(bench, "Soaking", active="b" * 12)
+    bench.allocatable({resource: FAULTS + 1})
+    bench.start(*[bench.pod(f"calls-{n}", {"main": 1}, resource=resource) for n in range(FAULTS)])
+    begin = time.monotonic()
+    until("the settled revision is active again", ROLLED_BACK_SECONDS, lambda: bench.berth.stack()[2] == ["timeslice"], every=0.05)
+    took = time.monotonic() - begin
+    until_phase(bench, "RolledBack", active="a" * 12, good="a" * 12)
+    failed = gpu_node(bench)["status"]["stack"]["failed"]
+    if (failed["revision"], failed["attempt"]) != ("b" * 12, 1) or "suspended" not in failed["reason"]:
+        raise TestError(f"it shows {failed}")
+    for pod in bench.running:
+        pod.beats("main")
+    revision = bench.berth.stack()[0]
+    restart(bench)
+    until_phase(bench, "RolledBack", active="a" * 12)
+    time.sleep(QUIET_SECONDS)
+    if bench.berth.stack()[0] != revision:
+        raise TestError(f"it was tried again: {bench.berth.stack()}")
+    name_stack(bench, "b" * 12, [entry], attempt=2)
+    until_phase(bench, "Soaking", active="b" * 12)
+    name_stack(bench, "a" * 12, [_shares(bench, 2)])
+    until_phase(bench, "Soaking", active="a" * 12)
+    until_phase(bench, "Settled", active="a" * 12, seconds=SOAK_SECONDS + REPORTED_SECONDS)
+    return f"rolled_back_within_s={took:.1f}"
+
+
+def stack_refused(bench: Bench) -> str:
+    """What the definition or the node cannot accept is refused with the reason, and the active stack stays."""
+    shares = _shares(bench, 2)
+    for changes, words in (
+        ({"soak": "9s"}, "from 10s to 24h"),
+        ({"revision": "a"}, "should match"),
+        ({"policy": ""}, "policy"),
+        ({"entries": [shares] * 9}, "at most 8 items"),
+        ({"entries": [shares | {"layer": "a"}]}, "should match"),
+        ({"entries": [shares | {"onFault": "explode"}]}, "Unsupported value"),
+        ({"entries": [shares | {"permissions": {"shareMax": 129}}]}, "less than or equal to 128"),
+    ):
+        try:
+            name_stack(bench, **{"revision": "c" * 12, "entries": [shares], **changes})
+        except TestError as answer:
+            if words not in str(answer):
+                raise TestError(f"{changes}: not {words!r}: {answer}") from answer
+        else:
+            raise TestError(f"{changes} was accepted")
+    revision = bench.berth.stack()[0]
+    name_stack(bench, "c" * 12, [shares | {"parameters": '{"replicas": "many"}'}])
+    until_phase(bench, "Refused", active="a" * 12)
+    why = bench.berth.node()["fleet"]["stack"]["why"]
+    if "replicas" not in why or bench.berth.stack()[0] != revision:
+        raise TestError(f"GET /node says {why}, and the stack is {bench.berth.stack()}")
+    bench.node.cluster.kubectl("patch", "gn", NODE_NAME, "--type=merge", "-p", '{"spec": {"stack": null}}')
+    until("the GPUNode names no stack", REPORTED_SECONDS, lambda: "phase" not in gpu_node(bench)["status"]["stack"])
+    if bench.berth.stack()[0] != revision:
+        raise TestError(f"the stack has changed: {bench.berth.stack()}")
+    bench.berth.cli("policy", "reset")
+    if bench.berth.stack()[1] != "file":
+        raise TestError(f"the active stack is {bench.berth.stack()}")
+    return why
+
+
+def restart(bench: Bench) -> None:
+    """Kills the daemon, starts it and waits until it has read the GPUNode. The resource of its configuration has no device."""
+    bench.berth.crash()
+    bench.berth.start_unready()
+    until("the daemon has read the GPUNode", REPORTED_SECONDS, lambda: bench.berth.node()["fleet"].get("stack", {}).get("phase"))
+
+
+def _shares(bench: Bench, replicas: int) -> dict:
+    """An entry that divides each GPU."""
+    listed = json.loads(bench.berth.cli("policy", "list", "-o", "json"))["items"]
+    (digest,) = [one["digest"] for one in listed if one["name"] == "timeslice"]
+    parameters = json.dumps({"replicas": replicas, "resource": SHARED})
+    return {"name": "timeslice", "layer": f"sha256:{digest}", "parameters": parameters}
+
+
+def name_stack(bench: Bench, revision: str, entries: list[dict], soak: str = f"{SOAK_SECONDS}s", **more) -> None:
+    """Replaces the stack in the specification of the GPUNode."""
+    stack = {"policy": "team-share", "revision": revision, "soak": soak, "entries": entries, **more}
+    change = [{"op": "add", "path": "/spec/stack", "value": stack}]
+    bench.node.cluster.kubectl("patch", "gn", NODE_NAME, "--type=json", "-p", json.dumps(change))
+
+
+def until_phase(bench: Bench, phase: str, seconds: float = REPORTED_SECONDS, **fields: str) -> None:
+    """Waits until the status of the GPUNode shows this phase and these fields of the stack."""
+
+    def look() -> bool:
+        shown = gpu_node(bench)["status"]["stack"]
+        if shown.get("phase") != phase or any(shown.get(name) != value for name, value in fields.items()):
+            raise TestError(f"it shows {shown}")
+        return True
+
+    until(f"the GPUNode shows that the stack is {phase}", seconds, look)
+
+
 def install(bench: Bench) -> None:
     """Installs the kinds, and waits until the API server serves them."""
     bench.node.cluster.kubectl("apply", "-f", KINDS)
@@ -287,7 +447,9 @@ def until_out(bench: Bench, out: int, reason: str, seconds: float = REPORTED_SEC
     """Waits until the GPUNode shows so many GPUs out of use, with this reason."""
 
     def look() -> bool:
-        status = gpu_node(bench)["status"]
+        status = gpu_node(bench).get("status")
+        if not status:
+            raise TestError("it has no status yet")
         now = status["summary"]["out"], condition(status, "GPUsAvailable")[1]
         if now != (out, reason):
             raise TestError(f"it shows {now}")
@@ -315,6 +477,17 @@ SCENARIOS = [
             "each rule of the definitions refuses its example": refused,
             "no cordon is removed when the definition of the kind is deleted": definition_deleted,
             "a GPUNode that was deleted is created again": gpu_node_recreated,
+        },
+        cluster=True,
+        berth_first=False,
+    ),
+    Scenario(
+        "fleet stacks",
+        Setup(gpus=STACK_GPUS, api_server=True, fleet=True),
+        {
+            "the stack that a GPUNode names is activated, soaks and settles": stack_settles,
+            "a stack of a GPUNode is rolled back when one of its policies is suspended": stack_rolled_back,
+            "a stack of a GPUNode that cannot be used is refused, and the active one stays": stack_refused,
         },
         cluster=True,
         berth_first=False,

@@ -45,6 +45,7 @@ pub(crate) async fn show(state: Data<State>) -> HttpResponse {
         (status = 200, description = "The stack, active", body = Stack, headers(("ETag" = String, description = "The new revision"))),
         (status = 400, description = "A malformed body or If-Match"),
         (status = 403, description = "No trusted key signed one of its policies"),
+        (status = 409, description = "The node's GPUNode names a stack, so this API cannot activate another one"),
         (status = 422, description = "An entry cannot be used, or its policy fails on this node"),
     ))]
 pub(crate) async fn activate(
@@ -56,8 +57,10 @@ pub(crate) async fn activate(
 ) -> HandlerResult {
     let expected = if_match(&request, &state.kernel.snapshot())?;
     let NewStack { entries, by, reason } = body::json(&request, payload).await?;
+    check_gpu_node(&state, query.dry_run)?;
     let stack = command::NewStack {
-        from_api: true,
+        origin: kernel::StackOrigin::Api,
+        failed: None,
         by: caller.author(by, &reason)?,
         why: reason,
         entries: stack_entries::resolve(&state.kernel.snapshot(), entries)?,
@@ -73,7 +76,7 @@ pub(crate) async fn activate(
         (status = 200, description = "The file's stack, which is active now", body = Stack, headers(("ETag" = String, description = "The new revision"))),
         (status = 400, description = "A malformed If-Match, or an unknown key in the query"),
         (status = 403, description = "No trusted key signed one of its policies"),
-        (status = 409, description = "The file's stack cannot be used; the detail has the reason"),
+        (status = 409, description = "The file's stack cannot be used, or the node's GPUNode names a stack; the detail has the reason"),
         (status = 422, description = "A policy of the file's stack fails on this node, or a value is not allowed"),
     ))]
 pub(crate) async fn reset(
@@ -86,9 +89,10 @@ pub(crate) async fn reset(
     let StackReset { by, reason, dry_run } = query.into_inner();
     let by = caller.author(by, &reason)?;
     let ledger = state.kernel.snapshot();
-    if !ledger.stack.from_api {
+    if ledger.stack.is_of_file() {
         return Ok(answer(&state, &ledger, None));
     }
+    check_gpu_node(&state, dry_run)?;
     let mut attempts_left = RESETS_MAX;
     loop {
         attempts_left -= 1;
@@ -101,7 +105,7 @@ pub(crate) async fn reset(
             .hint("fix the file's stack; the active one is unchanged"));
         }
         let (by, why, entries) = (by.clone(), reason.clone(), file.entries.clone());
-        let stack = command::NewStack { from_api: false, by, why, entries };
+        let stack = command::NewStack { origin: kernel::StackOrigin::File, failed: None, by, why, entries };
         if dry_run {
             return preview(&state, stack, expected).await;
         }
@@ -110,6 +114,21 @@ pub(crate) async fn reset(
             activated => return activated.or_failure().map(|ledger| activated_stack(&state, &ledger)),
         }
     }
+}
+
+/// Refuses an activation, except a dry run, while the node's GPUNode names a stack: the daemon would activate that stack again at once.
+fn check_gpu_node(state: &State, dry_run: bool) -> Result<(), Failure> {
+    let facts = (state.facts)();
+    let Some(policy) = facts.fleet_stack.filter(|_| !dry_run) else { return Ok(()) };
+    let detail =
+        format!("the node's GPUNode names the stack {policy}, so this API cannot activate another one");
+    let hint = match facts.fleet.and_then(|fleet| fleet.stack_error) {
+        None => format!("change or remove `spec.stack` with `kubectl edit gpunode {}`", facts.name),
+        Some(why) => format!(
+            "the daemon cannot read the GPUNode at present ({why}); to decide on the node, set `fleet.enabled: false` and restart the daemon"
+        ),
+    };
+    Err(Failure::new(Kind::State, detail).hint(hint))
 }
 
 async fn swap(
@@ -178,7 +197,7 @@ fn answer(state: &State, ledger: &Ledger, preview: Option<StackPreview>) -> Http
             .collect(),
         warnings: pod_rules::of_active_stack(state, ledger),
         file_stack: FileStack {
-            shadowed: stack.from_api,
+            shadowed: !stack.is_of_file(),
             error: file.error.clone(),
             entries: file.entries.iter().map(|e| StackEntry::of(ledger, e, None)).collect(),
         },
@@ -196,7 +215,7 @@ fn record(calls: &berth_core::stack::EntryStats) -> Record {
         hooks: hooks().map(|(hook, stats)| ((*hook).into(), hook_record(stats))).collect(),
         faults: Faults {
             by_kind: by_kind.map(|(kind, n)| ((&kind).into(), n)).collect(),
-            in_a_row: calls.in_a_row,
+            in_a_row: calls.most_in_a_row(),
             last: calls.last.clone(),
         },
         suspended: calls.suspended,
@@ -243,7 +262,7 @@ pub(crate) async fn history(state: Data<State>, request: HttpRequest) -> Handler
         (status = 400, description = "A malformed body or If-Match"),
         (status = 403, description = "No trusted key signed one of its policies"),
         (status = 404, description = "The history has no such revision"),
-        (status = 409, description = "The revision is active, there is no earlier one, or versions of it were deleted; the detail names them"),
+        (status = 409, description = "The revision is active, there is no earlier one, versions of it were deleted, or the node's GPUNode names a stack; the detail has the reason"),
         (status = 422, description = "An unknown key, or a policy of it fails on this node"),
     ))]
 pub(crate) async fn roll_back(
@@ -256,12 +275,13 @@ pub(crate) async fn roll_back(
     let expected = if_match(&request, &state.kernel.snapshot())?;
     let Rollback { revision, by, reason } = body::json_or_default(&request, payload).await?;
     let by = caller.author(by, &reason)?;
+    check_gpu_node(&state, query.dry_run)?;
     let ledger = state.kernel.snapshot();
     let active = ledger.stack.revision;
     let file = state.policies.file_stack();
     // The initial stack and those of the file that it still has: with one of them the file decides again.
     let is_of_file =
-        |stack: &kernel::Stack| !stack.from_api && file.error.is_none() && stack.entries == file.entries;
+        |stack: &kernel::Stack| stack.is_of_file() && file.error.is_none() && stack.entries == file.entries;
     if revision == Some(active) {
         return Err(Failure::new(Kind::State, format!("revision {active} is active already")));
     }
@@ -292,8 +312,8 @@ pub(crate) async fn roll_back(
             .action(Operation::UploadPolicy));
     }
     let why = if reason.is_empty() { format!("rolled back to revision {}", wanted.revision) } else { reason };
-    let from_api = !is_of_file(wanted);
-    let stack = command::NewStack { from_api, by, why, entries: wanted.entries.clone() };
+    let origin = if is_of_file(wanted) { kernel::StackOrigin::File } else { kernel::StackOrigin::Api };
+    let stack = command::NewStack { origin, failed: None, by, why, entries: wanted.entries.clone() };
     // The stack before the active one must not change between this read and the activation.
     let expected = expected.or_else(|| revision.is_none().then_some(active));
     swap(&state, stack, expected, query.dry_run).await

@@ -3,7 +3,7 @@
 use crate::failure::OrFailure;
 use crate::resources::comparisons::candidate;
 use crate::resources::pod_rules;
-use crate::resources::stack_entries::{check_permissions, resolve};
+use crate::resources::stack_entries::resolve;
 use crate::state::State;
 use actix_web::web::{Data, Payload};
 use actix_web::{HttpRequest, HttpResponse};
@@ -19,6 +19,7 @@ use berth_kernel::ids::names::Resource;
 use berth_kernel::node::ledger::Ledger;
 use berth_kernel::policy::decision::{CallOutcome, Outcome};
 use berth_kernel::policy::describe;
+use berth_kernel::policy::stack::Permissions;
 use berth_kernel::sharing::listing::free_devices;
 use berth_kernel::sharing::part_state::PartState;
 use std::collections::BTreeMap;
@@ -68,10 +69,11 @@ pub(crate) async fn add(state: Data<State>, request: HttpRequest, payload: Paylo
             ));
         }
         None => {
-            permissions.as_ref().map_or(Ok(()), check_permissions).map_err(invalid)?;
+            let permissions = permissions.map(Permissions::from);
+            permissions.as_ref().map_or(Ok(()), Permissions::check).map_err(invalid)?;
             Proposed::Policy {
                 candidate: candidate(&ledger, Candidate { policy, digest, parameters })?,
-                permissions: permissions.map(Into::into),
+                permissions,
                 on_fault: on_fault.map(Into::into),
                 alone,
             }

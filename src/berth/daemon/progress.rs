@@ -1,7 +1,7 @@
 //! The progress of the start, for readiness and the API.
 
 use berth_admin::{NodeFacts, StartStep};
-use berth_cluster::{ApiServer, ApiServerStatus, FleetState};
+use berth_cluster::{ApiServer, ApiServerStatus, FleetState, NodeStackState};
 use berth_config::Config;
 use berth_core::next_beat;
 use berth_guard::GuardStatus;
@@ -28,7 +28,7 @@ pub(super) struct Progress {
     cluster: Mutex<Option<watch::Receiver<ApiServerStatus>>>,
     guard: Mutex<Option<watch::Receiver<GuardStatus>>>,
     dra: Mutex<Option<DraFacts>>,
-    fleet: Mutex<Option<watch::Receiver<FleetState>>>,
+    fleet: Mutex<Option<(watch::Receiver<FleetState>, watch::Receiver<NodeStackState>)>>,
 }
 
 impl Progress {
@@ -82,11 +82,31 @@ impl Progress {
             facts.dra = Some(dra);
             facts.marking_objects.push(rules);
         }
-        if let Some(state) = self.fleet.lock().as_ref() {
-            let FleetState { gpu_node_error, maintenances_error, status_error, removal_error, maintenances } =
-                state.borrow().clone();
-            facts.fleet =
-                Some(berth_api::Fleet { gpu_node_error, maintenances_error, status_error, removal_error });
+        if let Some((state, stack)) = self.fleet.lock().as_ref() {
+            let FleetState {
+                stack_error,
+                gpu_node_error,
+                maintenances_error,
+                status_error,
+                removal_error,
+                maintenances,
+            } = state.borrow().clone();
+            let NodeStackState { wanted, phase, why, .. } = stack.borrow().clone();
+            facts.fleet_stack = wanted.as_ref().map(|wanted| wanted.policy.clone());
+            let stack = wanted.zip(phase).map(|(wanted, phase)| berth_api::FleetStack {
+                policy: wanted.policy,
+                revision: wanted.revision,
+                phase: phase.as_str().to_owned(),
+                why,
+            });
+            facts.fleet = Some(berth_api::Fleet {
+                stack,
+                stack_error,
+                gpu_node_error,
+                maintenances_error,
+                status_error,
+                removal_error,
+            });
             facts.marking_objects.push(maintenances);
         }
         facts
@@ -112,9 +132,13 @@ impl Progress {
         *self.dra.lock() = Some(facts);
     }
 
-    /// Sets the channel with the errors of the GPUNode and the GPUMaintenances.
-    pub(super) fn set_fleet(&self, state: watch::Receiver<FleetState>) {
-        *self.fleet.lock() = Some(state);
+    /// Sets the channels with the errors of the GPUNode and the GPUMaintenances, and with the state of the stack that the GPUNode names.
+    pub(super) fn set_fleet(
+        &self,
+        state: watch::Receiver<FleetState>,
+        stack: watch::Receiver<NodeStackState>,
+    ) {
+        *self.fleet.lock() = Some((state, stack));
     }
 
     /// Sets the channel with the state of the registrations.

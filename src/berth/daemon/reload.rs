@@ -128,7 +128,7 @@ impl Running {
                 Err(NotApplied::Invalid(problems)) => return Err(problems),
             }
         };
-        if active.stack.from_api {
+        if !active.stack.is_of_file() {
             let of_stack = |change: &&mut SettingChange| change.key.starts_with("stack[");
             changes.iter_mut().filter(of_stack).for_each(|change| change.effect = Effect::Overridden);
         }
@@ -165,7 +165,7 @@ impl Running {
         file_stack: &FileStack,
         active: &Snapshot,
     ) -> Result<(), Problems> {
-        if active.stack.from_api {
+        if !active.stack.is_of_file() {
             return Ok(());
         }
         let entries = &file_stack.entries;
@@ -190,7 +190,7 @@ impl Running {
     }
 
     fn is_core_unchanged(&self, config: &Config, file_stack: &FileStack, active: &Snapshot) -> bool {
-        let is_stack_unchanged = active.stack.from_api || active.stack.entries == file_stack.entries;
+        let is_stack_unchanged = !active.stack.is_of_file() || active.stack.entries == file_stack.entries;
         is_stack_unchanged
             && *self.base.policies().file_stack() == *file_stack
             && config.rules == *active.rules
@@ -208,12 +208,12 @@ impl Running {
         if self.is_core_unchanged(config, file_stack, active) {
             return Ok(());
         }
-        if let Some(error) = file_stack.error.as_ref().filter(|_| !active.stack.from_api) {
+        if let Some(error) = file_stack.error.as_ref().filter(|_| active.stack.is_of_file()) {
             // The API's stack was reset meanwhile, and the stack of this file cannot be used in its place.
             return Err(NotApplied::Invalid(key_error(config, "stack", error)));
         }
         self.try_stack(config, file_stack, active).await.map_err(NotApplied::Invalid)?;
-        let is_replaced = !active.stack.from_api && active.stack.entries != file_stack.entries;
+        let is_replaced = active.stack.is_of_file() && active.stack.entries != file_stack.entries;
         let new = Reconfiguration {
             rules: config.rules.clone(),
             baseline: config.baseline(),
@@ -279,8 +279,8 @@ impl Running {
         let overridden = listed(Effect::Overridden);
         if !overridden.is_empty() {
             tracing::warn!(
-                "changes of the configuration {file} have no effect, since a flag, a variable or the stack that was activated \
-                 through the API (`berth policy reset` ends that) takes precedence: {overridden}"
+                "changes of the configuration {file} have no effect, since a flag, a variable, a stack of the API (`berth \
+                 policy reset` ends that) or the stack of the GPUNode takes precedence: {overridden}"
             );
         }
     }
@@ -375,7 +375,7 @@ fn check(running: &Config, node: &Arc<Ledger>) -> Result<Checked, Problems> {
     match reloaded.config.resolve_stack(node) {
         Ok(entries) => file_stack.entries = entries,
         // As at a start: the active stack does not come from this file, so the rest of it is applied.
-        Err(of_stack) if node.stack.from_api => file_stack.error = Some(of_stack.to_string()),
+        Err(of_stack) if !node.stack.is_of_file() => file_stack.error = Some(of_stack.to_string()),
         Err(of_stack) => of_stack.iter().for_each(|problem| problems.push(problem.clone())),
     }
     if problems.is_empty() { Ok(Checked { reloaded, file_stack }) } else { Err(problems) }

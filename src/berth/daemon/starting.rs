@@ -10,7 +10,7 @@ use super::{Base, Options, Running, access};
 use anyhow::Context;
 use berth_admin::StartStep;
 use berth_checks::policy_settings;
-use berth_cluster::{ApiServer, FleetTask, LabelChannels};
+use berth_cluster::{ApiServer, FleetTask, LabelChannels, NodeStackState};
 use berth_config::{Config, new_stack};
 use berth_core::keeper::{CommandError, Keeper, Snapshot};
 use berth_core::memory;
@@ -22,6 +22,7 @@ use berth_guard::GuardStatus;
 use berth_kernel::hardware::gpu::Inventory;
 use berth_kernel::node::ports::{Gpus, GpusError, StoreError};
 use berth_kernel::node::refusal::Refusal;
+use berth_kernel::policy::stack::StackOrigin;
 use berth_kubelet::dra::{adopt_claims, grants_folder};
 use berth_store::SledStore;
 use berth_strategy::{StrategySettings, StrategyTask};
@@ -319,8 +320,10 @@ impl Base {
         settings.dra = self.dra_task();
         if self.config.cluster.fleet {
             let state = watch::Sender::default();
-            self.progress.set_fleet(state.subscribe());
-            settings.fleet = Some(FleetTask { state });
+            let stack = NodeStackState::before_reading(&self.kernel().snapshot().stack);
+            let stack = watch::Sender::new(stack);
+            self.progress.set_fleet(state.subscribe(), stack.subscribe());
+            settings.fleet = Some(FleetTask { policies: self.policies().clone(), state, stack });
         }
         settings.watched_label = self.configuration.as_ref().map(Configuration::watched_label);
         let cluster = berth_cluster::start(settings, self.kernel().clone(), batches);
@@ -433,7 +436,7 @@ impl Base {
         let snapshot = self.kernel().snapshot();
         let stack = match self.config.resolve_stack(&snapshot) {
             Ok(entries) => FileStack { entries, error: None },
-            Err(error) if snapshot.stack.from_api => {
+            Err(error) if !snapshot.stack.is_of_file() => {
                 tracing::error!("the stack of the configuration cannot be used: {error}");
                 FileStack { entries: Vec::new(), error: Some(error.to_string()) }
             }
@@ -449,13 +452,18 @@ impl Base {
         let mut retry = Retry::default();
         loop {
             let active = &self.kernel().snapshot().stack;
-            if active.from_api && active.entries != *entries {
-                tracing::warn!(
-                    "the configuration file's stack is not used, since another one was activated through the \
-                     API; `berth policy reset` activates the file's"
-                );
+            if !active.is_of_file() && active.entries != *entries {
+                let why = match active.origin {
+                    StackOrigin::Fleet { .. } => {
+                        "the node's GPUNode named another one: remove `spec.stack` from the GPUNode and run `berth policy reset`"
+                    }
+                    StackOrigin::File | StackOrigin::Api => {
+                        "another one was activated through the API; `berth policy reset` activates the file's"
+                    }
+                };
+                tracing::warn!("the configuration file's stack is not used, since {why}");
             }
-            if active.from_api || active.entries == *entries {
+            if !active.is_of_file() || active.entries == *entries {
                 return Ok(());
             }
             match self.policies().activate(new_stack(entries.clone()), Some(active.revision)).await {

@@ -6,17 +6,19 @@
 
 use super::super::client::{RequestError, request};
 use super::super::condition::{Availability, availability};
-use super::super::settings::{FleetTask, Settings};
+use super::super::settings::{FleetTask, NodeStackState, Settings};
 use super::super::wait::{Backoff, REFRESH_MEAN, after_loss, jittered, random, retry_at};
 use super::{ConditionContent, ErrorSource, NO_KIND, conditions, time};
 use berth_core::KernelHandle;
 use berth_fleet::gpu_node::{
-    GPUS_BYTES_MAX, GPUS_MAX, GpuNode, GpuNodeSpec, GpuNodeStatus, GpuStatus, MODELS_MAX, Summary,
+    FailedRevision, GPUS_BYTES_MAX, GPUS_MAX, GpuNode, GpuNodeSpec, GpuNodeStatus, GpuStatus, MODELS_MAX,
+    StackPhase, StackStatus, Summary,
 };
 use berth_fleet::{FIELD_MANAGER, GROUP};
 use berth_kernel::hardware::health::HealthState;
 use berth_kernel::ids::names::GpuId;
 use berth_kernel::node::ledger::{GpuState, Ledger};
+use berth_kernel::policy::stack::{StackOrigin, last_settled};
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, OwnerReference};
 use kube::api::{Patch, PatchParams, PostParams};
@@ -41,7 +43,7 @@ const MODEL_BYTES_MAX: usize = 96;
 
 /// Keeps the object up to date; never returns.
 pub(super) async fn keep(settings: &Settings, client: Client, kernel: &KernelHandle, task: &FleetTask) {
-    let mut snapshots = kernel.watch();
+    let (mut snapshots, mut stacks) = (kernel.watch(), task.stack.subscribe());
     let mut writer = GpuNodeWriter {
         gpu_nodes: Api::all(client.clone()),
         nodes: Api::all(client),
@@ -50,8 +52,12 @@ pub(super) async fn keep(settings: &Settings, client: Client, kernel: &KernelHan
         backoff: Backoff::new(settings.retry_interval),
     };
     let mut schedule = WriteSchedule::new(Instant::now());
+    // A write before the GPUNode was read would remove the phase of the stack from the status.
+    if stacks.wait_for(|stack| stack.is_read).await.is_err() {
+        return pending().await;
+    }
     loop {
-        let report = Report::of(&snapshots.borrow_and_update());
+        let report = Report::of(&snapshots.borrow_and_update(), &stacks.borrow_and_update());
         let due = schedule.due(&report, Instant::now(), random());
         if due <= Instant::now() {
             let written = writer.write(&report, kernel.now().wall_ms).await;
@@ -69,6 +75,7 @@ pub(super) async fn keep(settings: &Settings, client: Client, kernel: &KernelHan
                 }
                 sleep(settings.batch_window).await;
             }
+            Ok(()) = stacks.changed() => {}
             () = sleep_until(due) => {}
         }
     }
@@ -78,14 +85,20 @@ pub(super) async fn keep(settings: &Settings, client: Client, kernel: &KernelHan
 #[derive(Clone, Debug, PartialEq)]
 struct Report {
     status: GpuNodeStatus,
-    available: ConditionContent,
+    conditions: Vec<ConditionContent>,
 }
 
 impl Report {
-    fn of(ledger: &Ledger) -> Self {
+    fn of(ledger: &Ledger, stack: &NodeStackState) -> Self {
         let Availability { is_available, reason, message } = availability(ledger);
         let available = ConditionContent { type_: "GPUsAvailable", status: is_available, reason, message };
-        Self { status: status(ledger), available }
+        let conditions = [available].into_iter().chain(synced(stack)).collect();
+        let of_stack = GpuNodeStatus {
+            observed_generation: stack.generation,
+            stack: Some(stack_status(ledger, stack)),
+            ..status(ledger)
+        };
+        Self { status: of_stack, conditions }
     }
 
     /// The same without the numbers of devices.
@@ -101,7 +114,38 @@ impl Report {
     }
 }
 
-/// The status of a node with these GPUs, without heartbeat and conditions.
+/// Whether the node has the stack that the GPUNode names; `None` if it names none.
+fn synced(stack: &NodeStackState) -> Option<ConditionContent> {
+    let (wanted, phase) = (stack.wanted.as_ref()?, stack.phase?);
+    let revision = format!("revision {} of {}", wanted.revision, wanted.policy);
+    let message = stack.why.as_ref().map_or_else(|| revision.clone(), |why| format!("{revision}: {why}"));
+    let status = matches!(phase, StackPhase::Settled | StackPhase::Soaking);
+    Some(ConditionContent { type_: "Synced", status, reason: phase.as_str(), message })
+}
+
+fn stack_status(ledger: &Ledger, stack: &NodeStackState) -> StackStatus {
+    let (origin, active) = match &ledger.stack.origin {
+        StackOrigin::File => ("file", None),
+        StackOrigin::Api => ("api", None),
+        StackOrigin::Fleet { revision, .. } => ("fleet", Some(revision.revision.clone())),
+    };
+    let settled = Some(&ledger.stack).filter(|stack| stack.is_settled());
+    let good = match settled.or_else(|| last_settled(&ledger.past_stacks)).map(|settled| &settled.origin) {
+        Some(StackOrigin::Fleet { revision, .. }) => Some(revision.revision.clone()),
+        _ => None,
+    };
+    let rolled_back = ledger.stack.failed.as_ref().map(|failed| (&failed.revision, failed.reason.clone()));
+    let refused = stack.wanted.as_ref().filter(|_| stack.phase == Some(StackPhase::Refused));
+    let refused = refused.map(|wanted| (wanted, stack.why.clone().unwrap_or_default()));
+    let failed = refused.or(rolled_back).map(|(revision, reason)| FailedRevision {
+        revision: revision.revision.clone(),
+        attempt: revision.attempt,
+        reason,
+    });
+    StackStatus { origin: origin.to_owned(), active, good, phase: stack.phase, failed }
+}
+
+/// The status of a node with these GPUs, without stack, heartbeat and conditions.
 fn status(ledger: &Ledger) -> GpuNodeStatus {
     let mut all: Vec<(Option<u32>, &GpuId, &GpuState)> = ledger
         .gpus
@@ -128,9 +172,11 @@ fn status(ledger: &Ledger) -> GpuNodeStatus {
         }
     }
     GpuNodeStatus {
+        observed_generation: None,
         heartbeat_time: None,
         summary: Some(summary),
         models: Some(models),
+        stack: None,
         gpus: Some(gpus),
         conditions: None,
     }
@@ -344,7 +390,7 @@ impl GpuNodeWriter<'_> {
     /// Creates the object. The node owns it, so that the garbage collector deletes it with the node.
     async fn create(&self, node_uid: &str) -> Result<GpuNode, RequestError> {
         let name = &self.settings.node;
-        let mut object = GpuNode::new(name, GpuNodeSpec {});
+        let mut object = GpuNode::new(name, GpuNodeSpec::default());
         object.metadata.owner_references = Some(vec![OwnerReference {
             api_version: "v1".into(),
             kind: "Node".into(),
@@ -369,7 +415,8 @@ impl GpuNodeWriter<'_> {
         now_wall_ms: u64,
     ) -> Result<Vec<Condition>, RequestError> {
         let now = time(now_wall_ms);
-        let conditions = conditions(vec![report.available.clone()], before, None, &now);
+        let conditions =
+            conditions(report.conditions.clone(), before, report.status.observed_generation, &now);
         let status = GpuNodeStatus {
             conditions: Some(conditions.clone()),
             heartbeat_time: Some(now),
@@ -425,7 +472,7 @@ mod tests {
         };
         let marks = Marks { by_owner: (0..MARKS_MAX).map(mark).collect(), drained_wall_ms: None };
         mark_all(&mut ledger, &marks);
-        let Report { status, available } = Report::of(&ledger);
+        let Report { status, conditions } = Report::of(&ledger, &NodeStackState::default());
         let gpus = status.gpus.clone().unwrap();
         assert_eq!(gpus.len(), GPUS_MAX);
         assert_eq!(gpus[3].index, Some(3));
@@ -433,7 +480,7 @@ mod tests {
         let summary = status.summary.unwrap();
         assert_eq!((summary.gpus, summary.available, summary.out), (40, 0, 40));
         let json = serde_json::to_string(&status).unwrap();
-        assert!(json.len() + available.message.len() < 8 * 1024, "{} bytes", json.len());
+        assert!(json.len() + conditions[0].message.len() < 8 * 1024, "{} bytes", json.len());
     }
 
     #[test]
@@ -471,7 +518,7 @@ mod tests {
         let begin = Instant::now();
         let mut ledger = node(1);
         let mut schedule = WriteSchedule::new(begin);
-        let first = Report::of(&ledger);
+        let first = Report::of(&ledger, &NodeStackState::default());
         assert!((begin..=begin + seconds(5)).contains(&schedule.due(&first, begin, u32::MAX)));
         schedule.note_written(first.clone(), begin, u32::MAX / 2);
         // Nothing has changed: the heartbeat.
@@ -489,7 +536,7 @@ mod tests {
         for n in 0..5_u64 {
             let marks = if n % 2 == 0 { Mark::cordon("ada", "", n).into() } else { Marks::default() };
             mark_all(&mut ledger, &marks);
-            let report = Report::of(&ledger);
+            let report = Report::of(&ledger, &NodeStackState::default());
             let due = schedule.due(&report, now, 0);
             waits.push((due - now).as_secs());
             now = due;
@@ -497,7 +544,7 @@ mod tests {
         }
         assert_eq!(waits, [0, 0, 10, 10, 10], "the first write also used a token");
         // After a failure everything is written again, but not before its wait is over.
-        let report = Report::of(&ledger);
+        let report = Report::of(&ledger, &NodeStackState::default());
         schedule.note_failed(now + seconds(30));
         assert_eq!(schedule.due(&report, now, 0), now + seconds(30));
     }

@@ -1,7 +1,9 @@
-//! The daemon's half of the fleet: it reports this node in a GPUNode, and carries out the GPUMaintenances of this node.
+//! The daemon's half of the fleet: it activates the stack that the GPUNode of this node names, reports the node in the GPUNode, and
+//! carries out the GPUMaintenances of this node.
 
 mod gpu_node;
 mod maintenance;
+mod node_stack;
 
 use super::settings::{FleetTask, Settings};
 use berth_core::KernelHandle;
@@ -16,13 +18,15 @@ const NO_KIND: &str = "the CustomResourceDefinitions of fleet.berth.dev are not 
 pub(super) async fn keep(settings: &Settings, client: Client, kernel: &KernelHandle, task: &FleetTask) {
     tokio::join!(
         gpu_node::keep(settings, client.clone(), kernel, task),
-        maintenance::keep(settings, client, kernel, task),
+        maintenance::keep(settings, client.clone(), kernel, task),
+        node_stack::keep(settings, client, kernel, task),
     );
 }
 
 /// What an error is about.
 #[derive(Clone, Copy, Debug)]
 enum ErrorSource {
+    Stack,
     GpuNode,
     Watch,
     Status,
@@ -34,6 +38,9 @@ impl FleetTask {
     fn set_error(&self, source: ErrorSource, error: Option<String>) {
         self.state.send_if_modified(|state| {
             let (current, what) = match source {
+                ErrorSource::Stack => {
+                    (&mut state.stack_error, "changes of the stack that the GPUNode names are not seen")
+                }
                 ErrorSource::GpuNode => {
                     (&mut state.gpu_node_error, "the GPUNode of this node is not up to date")
                 }

@@ -19,7 +19,7 @@ use berth_kernel::node::decide::decide;
 use berth_kernel::node::ledger::Ledger;
 use berth_kernel::policy::decision::{CallOutcome, CallRecord, Outcome};
 use berth_kernel::policy::hooks::{AdmitRequest, Fault, Hook, PlaceRequest, STACK_ENTRIES_MAX};
-use berth_kernel::policy::stack::{OnFault, Permissions, Stack, StackEntry};
+use berth_kernel::policy::stack::{OnFault, Permissions, Stack, StackEntry, StackOrigin};
 use berth_kernel::sharing::listing::free_devices;
 use berth_kernel::sharing::placement;
 use berth_observe::spans;
@@ -299,7 +299,8 @@ impl<'p> RunningTrial<'p> {
         self.report.warnings = offers.notes.reasons();
         let failure = offers.faults.into_iter().next();
         let stack = NewStack {
-            from_api: true,
+            origin: StackOrigin::Api,
+            failed: None,
             by: String::new(),
             why: String::new(),
             entries: self.stack.entries.clone(),

@@ -90,7 +90,7 @@ families! {
         FILE_REFUSED = gauge("berth_configuration_refused", &[],
             "1 while the configuration file as it is now is refused, so that the settings before it stay in use; absent without a file.");
         FILE_STACK_OVERRIDDEN = gauge("berth_file_stack_overridden", &[],
-            "1 while a stack that was activated through the API is in use instead of the configuration file's; absent without a file.");
+            "1 while a stack of the API or of the node's GPUNode is in use instead of the configuration file's; absent without a file.");
     }
     "GPUs" {
         GPU = info("berth_gpu_info", &["gpu", "uuid", "model", "pci_bus", "compute_capability"],

@@ -7,8 +7,8 @@ use berth_kernel::policy::hooks::{FaultKind, Hook};
 use berth_kernel::policy::stack::{Stack, StackEntry};
 use std::collections::BTreeMap;
 
-/// Faults in a row that suspend an entry; only faults that the policy itself causes count, and evaluations in a row
-/// that used up the stack's time, of which it took the most.
+/// Faults of one hook in a row that suspend an entry; only faults that the policy itself causes count, and evaluations
+/// in a row that used up the stack's time, of which it took the most.
 pub const FAULTS_TO_SUSPEND: u32 = 5;
 
 /// Call statistics of one stack entry since its activation.
@@ -16,8 +16,9 @@ pub const FAULTS_TO_SUSPEND: u32 = 5;
 pub struct EntryStats {
     /// Call statistics by hook.
     pub hooks: BTreeMap<Hook, CallStats>,
-    /// Faults in a row that the policy itself caused.
-    pub in_a_row: u32,
+    /// Faults in a row that the policy itself caused, by hook: another hook that works, such as `offer` after each grant, does not
+    /// make up for one that fails for each pod.
+    pub in_a_row: BTreeMap<Hook, u32>,
     /// Whether the entry is suspended: it is no longer called.
     pub suspended: bool,
     /// Message of the last fault.
@@ -25,6 +26,12 @@ pub struct EntryStats {
 }
 
 impl EntryStats {
+    /// The most faults in a row of one hook.
+    #[must_use]
+    pub fn most_in_a_row(&self) -> u32 {
+        self.in_a_row.values().copied().max().unwrap_or(0)
+    }
+
     /// Faults of all hooks, by kind.
     #[must_use]
     pub fn faults(&self) -> BTreeMap<FaultKind, u64> {
@@ -84,13 +91,14 @@ impl Faults {
         let record = self.records.entry((index, entry.digest.clone())).or_default();
         record.hooks.entry(hook).or_default().add(outcome, cost);
         let CallOutcome::Fault(fault) = outcome else {
-            record.in_a_row = 0;
+            record.in_a_row.remove(&hook);
             return;
         };
         record.last = Some(format!("{hook}: {fault}"));
         if fault.kind.is_policy_fault() {
-            record.in_a_row += 1;
-            record.suspended |= record.in_a_row >= FAULTS_TO_SUSPEND;
+            let in_a_row = record.in_a_row.entry(hook).or_default();
+            *in_a_row += 1;
+            record.suspended |= *in_a_row >= FAULTS_TO_SUSPEND;
         }
     }
 
@@ -127,7 +135,7 @@ impl Faults {
         let Some(record) = self.records.get_mut(&(index, entry.digest.clone())) else {
             return false;
         };
-        record.in_a_row = 0;
+        record.in_a_row.clear();
         std::mem::take(&mut record.suspended)
     }
 

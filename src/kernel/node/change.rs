@@ -174,6 +174,8 @@ pub enum Change {
     PolicyDeleted(Digest),
     /// A stack was activated.
     StackActivated(Stack),
+    /// The active stack, which is a GPUNode's, has settled.
+    StackSettled,
     /// The configuration set other rules.
     RulesChanged(Arc<Rules>),
 }
@@ -201,7 +203,8 @@ impl Change {
             | Self::PolicyAdded(_)
             | Self::PolicyUpdated(_)
             | Self::PolicyDeleted(_)
-            | Self::StackActivated(_) => true,
+            | Self::StackActivated(_)
+            | Self::StackSettled => true,
             Self::PartGone(_)
             | Self::InventoryScanned { .. }
             | Self::UnidentifiedChanged(_)

@@ -18,7 +18,7 @@ use crate::node::revision::Revision;
 use crate::node::rules::Rules;
 use crate::policy::decider::Decider;
 use crate::policy::hooks::{AdmitRequest, Terms};
-use crate::policy::stack::{Stack, StackEntry};
+use crate::policy::stack::{FailedRevision, Stack, StackEntry, StackOrigin};
 use crate::policy::version::PolicyVersion;
 use crate::sharing::offer::PartOffer;
 use crate::sharing::via::KubeletApi;
@@ -178,6 +178,11 @@ pub enum Command {
     },
     /// Activate a stack.
     Activate(Activation),
+    /// The soak of the active stack has ended. Refused if another one is active.
+    SettleStack {
+        /// The revision of the stack.
+        revision: u64,
+    },
     /// The configuration changed: new rules, with the offers that follow from them, in one turn. No reader sees the
     /// rules with the offers of the former ones.
     SetRules {
@@ -242,6 +247,7 @@ impl Command {
             Self::RecordShipped(_) => "recordShipped",
             Self::DeletePolicy { .. } => "deletePolicy",
             Self::Activate(_) => "activate",
+            Self::SettleStack { .. } => "settleStack",
             Self::SetRules { .. } => "setRules",
             Self::Tick => "tick",
         }
@@ -293,8 +299,10 @@ pub enum NewOffers {
 /// A stack to activate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewStack {
-    /// Whether it was activated through the API.
-    pub from_api: bool,
+    /// Who decided that it is active.
+    pub origin: StackOrigin,
+    /// The revision of the GPUNode that the stack replaces because it has failed; `None` otherwise.
+    pub failed: Option<Box<FailedRevision>>,
     /// Name of the caller that activates it.
     pub by: String,
     /// The caller's reason; may be empty.
@@ -307,8 +315,8 @@ impl NewStack {
     /// The stack with its revision and activation time.
     #[must_use]
     pub fn into_stack(self, revision: u64, since_wall_ms: u64) -> Stack {
-        let Self { from_api, by, why, entries } = self;
-        Stack { revision, from_api, by, why, since_wall_ms, entries }
+        let Self { origin, failed, by, why, entries } = self;
+        Stack { revision, origin, failed, by, why, since_wall_ms, entries }
     }
 }
 

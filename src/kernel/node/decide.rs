@@ -19,6 +19,7 @@ use crate::node::rules::Rules;
 use crate::node::{scan, tick};
 use crate::policy::decider::Decider;
 use crate::policy::judge_again::judge_again;
+use crate::policy::stack::StackOrigin;
 use crate::policy::version_records;
 use crate::policy::version_records::check_trust;
 use crate::sharing::offer::{PartOffer, RESOURCES_MAX};
@@ -76,6 +77,7 @@ pub fn decide(ledger: &Ledger, command: &Command, now: Now) -> Verdict {
         Command::RecordShipped(versions) => Ok(version_records::record_shipped(ledger, versions)),
         Command::DeletePolicy { digest } => version_records::delete(ledger, digest),
         Command::Activate(activation) => activate(ledger, activation, now),
+        Command::SettleStack { revision } => settle_stack(ledger, *revision),
         Command::SetRules { rules, offers } => set_rules(ledger, rules, offers, now),
         Command::Tick => Ok(tick::changes(ledger, now)),
     };
@@ -193,12 +195,25 @@ fn activate(ledger: &Ledger, activation: &Activation, now: Now) -> Result<Vec<Ch
     }
     check_trust(ledger, &stack.entries, &ledger.rules.trusted_keys)?;
     let revision = ledger.stack.revision + 1;
-    let mut changes = vec![Change::StackActivated(stack.clone().into_stack(revision, now.wall_ms))];
+    let mut new = stack.clone().into_stack(revision, now.wall_ms);
+    // Another stack of the file or of a caller is no reason to try a failed revision of the GPUNode again.
+    if new.failed.is_none() && !matches!(new.origin, StackOrigin::Fleet { .. }) {
+        new.failed.clone_from(&ledger.stack.failed);
+    }
+    let mut changes = vec![Change::StackActivated(new)];
     changes.extend(apply_offers(ledger, offers, now)?);
     changes.extend(judge_again(ledger, &stack.entries, triage, revision, now));
     // The denials were those of the former stack, or of its offers.
     changes.extend(ledger.breakers.keys().filter_map(|resource| reset_breaker(ledger, resource)));
     Ok(changes)
+}
+
+fn settle_stack(ledger: &Ledger, revision: u64) -> Result<Vec<Change>, Refusal> {
+    if ledger.stack.revision != revision {
+        return Err(Refusal::StackChanged { revision: ledger.stack.revision });
+    }
+    let is_unsettled = matches!(ledger.stack.origin, StackOrigin::Fleet { is_settled: false, .. });
+    Ok(if is_unsettled { vec![Change::StackSettled] } else { Vec::new() })
 }
 
 /// The offers are checked by the new rules.
@@ -227,7 +242,7 @@ mod tests {
     use crate::node::command::NewStack;
     use crate::node::revision::Revision;
     use crate::node::test_node::{Node, part, shared};
-    use crate::policy::stack::{OnFault, Permissions, StackEntry};
+    use crate::policy::stack::{FailedRevision, FleetRevision, OnFault, Permissions, StackEntry};
     use crate::policy::version::{TrustedKey, test_version};
     use crate::sharing::offer::{Consumes, OfferLine};
 
@@ -243,8 +258,38 @@ mod tests {
     }
 
     fn activation(offers: Vec<(PartOffer, Decider)>) -> Activation {
-        let stack = NewStack { from_api: true, by: "ann".into(), why: String::new(), entries: Vec::new() };
+        let stack = NewStack {
+            origin: StackOrigin::Api,
+            failed: None,
+            by: "ann".into(),
+            why: String::new(),
+            entries: Vec::new(),
+        };
         Activation { stack, offers, triage: Vec::new() }
+    }
+
+    #[test]
+    fn a_stack_of_a_gpu_node_settles_once_and_a_failed_one_stays_known_until_the_next() {
+        let mut node = Node::new();
+        let revision =
+            |text: &str| FleetRevision { policy: "team".into(), revision: text.into(), attempt: 1 };
+        let activate = |node: &mut Node, origin: StackOrigin, failed: Option<&str>| {
+            let failed = failed
+                .map(|text| Box::new(FailedRevision { revision: revision(text), reason: "it traps".into() }));
+            let stack = NewStack { origin, failed, ..activation(Vec::new()).stack };
+            node.decide(&Command::Activate(Activation { stack, ..activation(Vec::new()) })).unwrap();
+            node.ledger.stack.failed.as_ref().map(|failed| failed.revision.revision.clone())
+        };
+        let of_fleet = |text: &str| StackOrigin::Fleet { revision: revision(text), is_settled: false };
+        assert_eq!(activate(&mut node, of_fleet("a"), None), None);
+        let stack = node.ledger.stack.revision;
+        node.decide(&Command::SettleStack { revision: stack }).unwrap();
+        assert!(node.ledger.stack.is_settled() && node.ledger.stack.revision == stack);
+        let late = node.decide(&Command::SettleStack { revision: stack - 1 });
+        assert_eq!(late, Err(Refusal::StackChanged { revision: stack }));
+        assert_eq!(activate(&mut node, StackOrigin::File, Some("b")), Some("b".into()));
+        assert_eq!(activate(&mut node, StackOrigin::File, None), Some("b".into()));
+        assert_eq!(activate(&mut node, of_fleet("c"), None), None);
     }
 
     #[test]

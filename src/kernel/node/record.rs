@@ -12,7 +12,7 @@ use crate::ids::names::{AllocationId, Digest, GpuId, PartId, Resource};
 use crate::node::change::{Change, Entry};
 use crate::node::ledger::{GpuState, Ledger};
 use crate::policy::decider::Decider;
-use crate::policy::stack::{Stack, StackEntry};
+use crate::policy::stack::{FailedRevision, Stack, StackEntry, StackOrigin};
 use crate::policy::version::PolicyVersion;
 use crate::sharing::offer::{Consumes, OfferLine, ShareRange};
 use crate::sharing::part_state::PartState;
@@ -142,8 +142,10 @@ pub struct DeviceRun {
 pub struct StackHead {
     /// Counts activations.
     pub revision: u64,
-    /// Whether it was activated through the API.
-    pub from_api: bool,
+    /// Who decided that it is active.
+    pub origin: StackOrigin,
+    /// The revision of the GPUNode that failed last.
+    pub failed: Option<Box<FailedRevision>>,
     /// The caller who activated it.
     pub by: String,
     /// The caller's reason; may be empty.
@@ -249,6 +251,7 @@ fn add_keys(change: &Change, before: &Ledger, next: &Ledger, keys: &mut BTreeSet
             add(RecordKey::Policy(version.digest.clone()));
         }
         Change::PolicyDeleted(digest) => add(RecordKey::Policy(digest.clone())),
+        Change::StackSettled => add(RecordKey::Stack),
         Change::StackActivated(_) => {
             add(RecordKey::Stack);
             // Health that was judged again is written with the stack that did so, or a crash would leave judgements of
@@ -380,7 +383,8 @@ fn past_keys(stack: &Stack) -> impl Iterator<Item = RecordKey> + use<> {
 fn stack_head(stack: &Stack) -> StackHead {
     StackHead {
         revision: stack.revision,
-        from_api: stack.from_api,
+        origin: stack.origin.clone(),
+        failed: stack.failed.clone(),
         by: stack.by.clone(),
         why: stack.why.clone(),
         since_wall_ms: stack.since_wall_ms,

@@ -272,7 +272,11 @@ impl fmt::Display for Refusal {
                 write!(f, "policy {} has changed since it was read: read it again and retry", digest.short())
             }
             Self::PolicyInUse { digest } => {
-                write!(f, "policy {} is in the active stack: activate another stack first", digest.short())
+                write!(
+                    f,
+                    "policy {} is in the active stack, or in the one to which that can be rolled back: activate another stack first",
+                    digest.short()
+                )
             }
             Self::PolicyShadows { digest, shadow } => {
                 write!(f, "policy {} is used by shadow {shadow}: end the shadow first", digest.short())

@@ -83,8 +83,8 @@ fn restore_live(ledger: &mut Ledger, allocation: Allocation, now: Now) {
 
 /// A stack without its entries, which are separate records.
 fn restore_stack(head: StackHead) -> Arc<Stack> {
-    let StackHead { revision, from_api, by, why, since_wall_ms, entries: _ } = head;
-    Arc::new(Stack { revision, from_api, by, why, since_wall_ms, entries: Vec::new() })
+    let StackHead { revision, origin, failed, by, why, since_wall_ms, entries: _ } = head;
+    Arc::new(Stack { revision, origin, failed, by, why, since_wall_ms, entries: Vec::new() })
 }
 
 fn restore_part(ledger: &mut Ledger, record: PartRecord, now: Now) {

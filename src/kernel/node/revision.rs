@@ -81,7 +81,7 @@ mod tests {
     use crate::ids::names::Digest;
     use crate::node::command::{Activation, Command, NewStack};
     use crate::node::test_node::{Node, gpu_id};
-    use crate::policy::stack::{OnFault, Permissions, StackEntry};
+    use crate::policy::stack::{OnFault, Permissions, StackEntry, StackOrigin};
     use crate::policy::version::{Origin, Signature, test_version};
 
     fn digest() -> Digest {
@@ -103,7 +103,13 @@ mod tests {
         node.decide(&Command::RecordUpload(version(1))).unwrap();
         let gpu = gpu_id("GPU-0");
         let author = || Author::api("ann".into(), "fan".into());
-        let stack = |entries| NewStack { from_api: true, by: "ann".into(), why: String::new(), entries };
+        let stack = |entries| NewStack {
+            origin: StackOrigin::Api,
+            failed: None,
+            by: "ann".into(),
+            why: String::new(),
+            entries,
+        };
         let activate = |entries| {
             Command::Activate(Activation { stack: stack(entries), offers: Vec::new(), triage: Vec::new() })
         };

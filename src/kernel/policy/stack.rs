@@ -1,9 +1,10 @@
 //! The stack: the ordered list of active policies with their permissions.
 
-use crate::ids::names::{Digest, Resource};
+use crate::ids::names::{Digest, RESOURCE_BYTES_MAX, Resource};
 use crate::policy::decider::Decider;
 use crate::policy::hooks::ENVIRONMENT_KEY_BYTES_MAX;
 use crate::policy::reserved_environment::reserved_for;
+use crate::sharing::offer::SHARES_PER_PART_MAX;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -36,7 +37,7 @@ impl Default for Permissions {
     fn default() -> Self {
         Self {
             deny: true,
-            share_max: crate::sharing::offer::SHARES_PER_PART_MAX,
+            share_max: SHARES_PER_PART_MAX,
             resources: ["nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-*"]
                 .map(String::from)
                 .into(),
@@ -45,7 +46,52 @@ impl Default for Permissions {
     }
 }
 
+/// Most patterns in one list of permissions: an entry is one record of at most 16 KiB, of which parameters may take 6
+/// KiB twice.
+const PATTERNS_MAX: usize = 16;
+/// Most bytes of all patterns of an entry, for the same reason.
+const PATTERNS_BYTES_MAX: usize = 3 * 1024;
+/// Most characters of a pattern that an error shows.
+const SHOWN_CHARACTERS_MAX: usize = 80;
+
 impl Permissions {
+    /// Checks the limits of the permissions.
+    ///
+    /// # Errors
+    /// The field and the rule.
+    pub fn check(&self) -> Result<(), String> {
+        if !(1..=SHARES_PER_PART_MAX).contains(&self.share_max) {
+            return Err(format!("permissions.shareMax: 1 to {SHARES_PER_PART_MAX}, not {}", self.share_max));
+        }
+        for (list, name, longest) in [
+            (&self.resources, "resources", RESOURCE_BYTES_MAX),
+            (&self.environment, "environment", ENVIRONMENT_KEY_BYTES_MAX),
+        ] {
+            if list.len() > PATTERNS_MAX {
+                return Err(format!("permissions.{name}: at most {PATTERNS_MAX} patterns"));
+            }
+            let pattern_fits = |p: &String| {
+                let text = p.strip_suffix('*').unwrap_or(p);
+                !p.is_empty()
+                    && text.len() <= longest
+                    && !text.contains('*')
+                    && text.bytes().all(|b| b.is_ascii_graphic())
+            };
+            if let Some(bad) = list.iter().find(|p| !pattern_fits(p)) {
+                let shown: String = bad.chars().take(SHOWN_CHARACTERS_MAX).collect();
+                return Err(format!(
+                    "permissions.{name}: {shown:?} is not a name, exact or ending in `*`, of at most {longest} bytes"
+                ));
+            }
+        }
+        let lists = self.resources.iter().chain(&self.environment);
+        let bytes: usize = lists.map(String::len).sum();
+        if bytes > PATTERNS_BYTES_MAX {
+            return Err(format!("permissions: {bytes} bytes of patterns; at most {PATTERNS_BYTES_MAX}"));
+        }
+        Ok(())
+    }
+
     /// Whether the entry may offer this resource.
     #[must_use]
     pub fn allows_resource(&self, resource: &Resource) -> bool {
@@ -92,6 +138,18 @@ pub struct StackEntry {
 }
 
 impl Stack {
+    /// Whether it is the configuration file's.
+    #[must_use]
+    pub fn is_of_file(&self) -> bool {
+        self.origin == StackOrigin::File
+    }
+
+    /// Whether it is a stack of the GPUNode that has settled.
+    #[must_use]
+    pub fn is_settled(&self) -> bool {
+        matches!(self.origin, StackOrigin::Fleet { is_settled: true, .. })
+    }
+
     /// Whether one of its entries has this policy version.
     #[must_use]
     pub fn has(&self, digest: &Digest) -> bool {
@@ -113,13 +171,52 @@ impl StackEntry {
     }
 }
 
+/// Who decides which stack is active. Each takes precedence over those before it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum StackOrigin {
+    /// The configuration file.
+    #[default]
+    File,
+    /// A caller of the admin API.
+    Api,
+    /// The node's GPUNode.
+    Fleet {
+        /// The revision of its `spec.stack`.
+        revision: FleetRevision,
+        /// Whether the soak has ended without a suspended policy.
+        is_settled: bool,
+    },
+}
+
+/// A revision of `spec.stack` of a GPUNode.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FleetRevision {
+    /// The name of the stack, `policy` in the GPUNode.
+    pub policy: String,
+    /// The revision: a text that differs between stacks.
+    pub revision: String,
+    /// Raised to try a revision again that has failed.
+    pub attempt: u32,
+}
+
+/// A revision that failed on this node during its soak.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FailedRevision {
+    /// The revision.
+    pub revision: FleetRevision,
+    /// Why it failed.
+    pub reason: String,
+}
+
 /// The ordered list of active policies.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stack {
     /// Counts activations; the API's ETag.
     pub revision: u64,
-    /// Whether it was activated through the API and so overrides the configuration's.
-    pub from_api: bool,
+    /// Who decided that it is active.
+    pub origin: StackOrigin,
+    /// The revision of the GPUNode that failed last. Later stacks of the file and of callers keep it.
+    pub failed: Option<Box<FailedRevision>>,
     /// The caller who activated it.
     pub by: String,
     /// The caller's reason; may be empty.
@@ -137,12 +234,20 @@ pub const ACTIVATIONS_MAX: usize = 16;
 /// Previously active stacks by revision.
 pub type PastStacks = BTreeMap<u64, Arc<Stack>>;
 
-/// Adds a stack that is no longer active, and removes the oldest beyond [`ACTIVATIONS_MAX`].
+/// Adds a stack that is no longer active, and removes the oldest beyond [`ACTIVATIONS_MAX`], but not [`last_settled`].
 pub fn keep_past(past: &mut PastStacks, stack: Arc<Stack>) {
     past.insert(stack.revision, stack);
     while past.len() >= ACTIVATIONS_MAX {
-        past.pop_first();
+        let settled = last_settled(past).map(|settled| settled.revision);
+        let oldest = past.keys().find(|revision| Some(**revision) != settled).copied();
+        oldest.map(|revision| past.remove(&revision));
     }
+}
+
+/// The newest of these stacks that was a GPUNode's and has settled, to which a rollback returns.
+#[must_use]
+pub fn last_settled(past: &PastStacks) -> Option<&Arc<Stack>> {
+    past.values().rev().find(|stack| stack.is_settled())
 }
 
 #[cfg(test)]
@@ -157,6 +262,21 @@ mod tests {
             assert!(past.len() < ACTIVATIONS_MAX);
         }
         assert_eq!(past.keys().copied().collect::<Vec<_>>(), (25..40).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn the_stack_of_a_gpu_node_that_settled_last_is_kept() {
+        let mut past = PastStacks::new();
+        for revision in 0..40 {
+            let (policy, text) = ("team".to_owned(), format!("{revision:012x}"));
+            let of_fleet = FleetRevision { policy, revision: text, attempt: 1 };
+            let is_settled = [3, 7].contains(&revision);
+            let origin = StackOrigin::Fleet { revision: of_fleet, is_settled };
+            keep_past(&mut past, Arc::new(Stack { revision, origin, ..Stack::default() }));
+        }
+        let kept: Vec<u64> = past.keys().copied().collect();
+        assert_eq!(kept, std::iter::once(7).chain(26..40).collect::<Vec<_>>());
+        assert_eq!(last_settled(&past).map(|stack| stack.revision), Some(7));
     }
 
     #[test]

@@ -6,7 +6,7 @@ use crate::node::change::Change;
 use crate::node::ledger::Ledger;
 use crate::node::refusal::Refusal;
 use crate::policy::hooks::VERSIONS_MAX;
-use crate::policy::stack::StackEntry;
+use crate::policy::stack::{StackEntry, StackOrigin, last_settled};
 use crate::policy::version::{Origin, PolicyVersion, TrustedKey};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -75,7 +75,10 @@ pub(crate) fn record_shipped(ledger: &Ledger, shipped: &[PolicyVersion]) -> Vec<
 
 pub(crate) fn delete(ledger: &Ledger, digest: &Digest) -> Result<Vec<Change>, Refusal> {
     let version = find(ledger, digest)?;
-    if ledger.stack.has(digest) {
+    // A rollback needs the versions of the stack that has settled.
+    let may_be_rolled_back = matches!(ledger.stack.origin, StackOrigin::Fleet { is_settled: false, .. });
+    let settled = last_settled(&ledger.past_stacks).filter(|_| may_be_rolled_back);
+    if ledger.stack.has(digest) || settled.is_some_and(|stack| stack.has(digest)) {
         return Err(Refusal::PolicyInUse { digest: digest.clone() });
     }
     if version.shipped {

@@ -17,7 +17,9 @@ use berth_kernel::ids::pci::PciBusId;
 use berth_kernel::node::record::{DeviceRun, HealthRecord, Meta, PartRecord, StackHead};
 use berth_kernel::policy::decider::Decider;
 use berth_kernel::policy::hooks::Hook;
-use berth_kernel::policy::stack::{OnFault, Permissions, StackEntry};
+use berth_kernel::policy::stack::{
+    FailedRevision, FleetRevision, OnFault, Permissions, StackEntry, StackOrigin,
+};
 use berth_kernel::policy::version::{Origin, PolicyVersion, Signature};
 use berth_kernel::sharing::offer::{Consumes, OfferLine, ShareRange};
 use berth_kernel::sharing::via::{KubeletApi, Via};
@@ -25,13 +27,22 @@ use std::sync::Arc;
 
 /// Stores on nodes contain these bytes: if this test fails, raise `FORMAT` and keep reading this form.
 #[test]
-fn golden_records_of_format_2() {
+fn golden_records_of_format_3() {
     for (key, value, record) in golden() {
-        let bytes = [&[2], value.as_bytes()].concat();
+        let bytes = [&[3], value.as_bytes()].concat();
         assert_eq!(key_bytes(&record.key()), key, "{record:?}");
         let written = encode(&record).unwrap();
         assert_eq!(String::from_utf8(written[1..].to_vec()).unwrap(), value, "{record:?}");
         assert_eq!(written, bytes);
+        assert_eq!(decode(&key, &bytes).unwrap(), record);
+    }
+}
+
+/// Earlier releases wrote these bytes.
+#[test]
+fn golden_records_of_format_2() {
+    for (key, value, record) in golden() {
+        let bytes = [&[2], value.as_bytes()].concat();
         assert_eq!(decode(&key, &bytes).unwrap(), record);
     }
 }
@@ -214,7 +225,8 @@ fn golden() -> Vec<Golden> {
             r#"{"revision":2,"fromApi":true,"by":"admin","sinceMs":7,"entries":1}"#,
             Record::Stack(StackHead {
                 revision: 2,
-                from_api: true,
+                origin: StackOrigin::Api,
+                failed: None,
                 by: "admin".into(),
                 why: String::new(),
                 since_wall_ms: 7,
@@ -361,11 +373,39 @@ fn golden() -> Vec<Golden> {
             }),
         ),
         (
+            vec![9, 0, 0, 0, 0, 0, 0, 0, 3],
+            r#"{"revision":3,"fromApi":false,"fleet":{"policy":"team-share","revision":"3f9c01ab77de","attempt":1},"settled":true,"failed":{"fleet":{"policy":"team-share","revision":"77aa00b1c2d3","attempt":2},"reason":"it traps"},"by":"team-share","sinceMs":9,"entries":0}"#,
+            Record::PastStack(StackHead {
+                revision: 3,
+                origin: StackOrigin::Fleet {
+                    revision: FleetRevision {
+                        policy: "team-share".into(),
+                        revision: "3f9c01ab77de".into(),
+                        attempt: 1,
+                    },
+                    is_settled: true,
+                },
+                failed: Some(Box::new(FailedRevision {
+                    revision: FleetRevision {
+                        policy: "team-share".into(),
+                        revision: "77aa00b1c2d3".into(),
+                        attempt: 2,
+                    },
+                    reason: "it traps".into(),
+                })),
+                by: "team-share".into(),
+                why: String::new(),
+                since_wall_ms: 9,
+                entries: 0,
+            }),
+        ),
+        (
             vec![9, 0, 0, 0, 0, 0, 0, 0, 1],
             r#"{"revision":1,"fromApi":false,"by":"config","why":"as it was","sinceMs":4,"entries":1}"#,
             Record::PastStack(StackHead {
                 revision: 1,
-                from_api: false,
+                origin: StackOrigin::File,
+                failed: None,
                 by: "config".into(),
                 why: "as it was".into(),
                 since_wall_ms: 4,

@@ -11,7 +11,9 @@ use berth_kernel::ids::pci::PciBusId;
 use berth_kernel::node::record::{DeviceRun, Meta, PartRecord, StackHead};
 use berth_kernel::policy::decider::Decider;
 use berth_kernel::policy::hooks::Hook;
-use berth_kernel::policy::stack::{OnFault, Permissions, StackEntry};
+use berth_kernel::policy::stack::{
+    FailedRevision, FleetRevision, OnFault, Permissions, StackEntry, StackOrigin,
+};
 use berth_kernel::policy::version::{Origin, PolicyVersion, Signature};
 use berth_kernel::sharing::offer::{Consumes, OfferLine, ShareRange};
 use berth_kernel::sharing::via::{KubeletApi, Via};
@@ -209,9 +211,19 @@ fn small_record() -> impl Strategy<Value = Record> {
             Record::Marks(GpuId::of_whole(&gpu), Marks { by_owner, drained_wall_ms })
         },
     );
-    let stack = any::<(u64, bool, String, String, u64, usize, bool)>().prop_map(
-        |(revision, from_api, by, why, since_wall_ms, entries, past)| {
-            let head = StackHead { revision, from_api, by, why, since_wall_ms, entries };
+    let fleet = any::<(String, String, u32)>().prop_map(|(policy, revision, attempt)| FleetRevision {
+        policy,
+        revision,
+        attempt,
+    });
+    let failed = (fleet.clone(), any::<String>())
+        .prop_map(|(revision, reason)| Box::new(FailedRevision { revision, reason }));
+    let of_fleet =
+        (fleet, any::<bool>()).prop_map(|(revision, is_settled)| StackOrigin::Fleet { revision, is_settled });
+    let origin = prop_oneof![Just(StackOrigin::File), Just(StackOrigin::Api), of_fleet];
+    let stack = (origin, option::of(failed), any::<(u64, String, String, u64, usize, bool)>()).prop_map(
+        |(origin, failed, (revision, by, why, since_wall_ms, entries, past))| {
+            let head = StackHead { revision, origin, failed, by, why, since_wall_ms, entries };
             if past { Record::PastStack(head) } else { Record::Stack(head) }
         },
     );

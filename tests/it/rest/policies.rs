@@ -211,7 +211,13 @@ fn a_reset_while_the_file_changes_activates_the_new_stack_of_the_file() {
 fn start_with_file(node: &AdminNode, file: FileStack) {
     let entries = file.entries.clone();
     node.core.policies.set_file_stack(file);
-    let stack = NewStack { from_api: false, by: "config".into(), why: String::new(), entries };
+    let stack = NewStack {
+        origin: berth_kernel::policy::stack::StackOrigin::File,
+        failed: None,
+        by: "config".into(),
+        why: String::new(),
+        entries,
+    };
     node.runtime.block_on(node.core.policies.activate(stack, None)).unwrap();
 }
 
@@ -227,7 +233,13 @@ fn a_configuration_that_cannot_be_applied_changes_nothing() {
         let mut file_stack = file.clone();
         file_stack.entries[0].parameters = parameters.to_string();
         let entries = file_stack.entries.clone();
-        let stack = NewStack { from_api: false, by: "config".into(), why: String::new(), entries };
+        let stack = NewStack {
+            origin: berth_kernel::policy::stack::StackOrigin::File,
+            failed: None,
+            by: "config".into(),
+            why: String::new(),
+            entries,
+        };
         let baseline = Baseline { quiet_ms, ..baseline() };
         Reconfiguration { rules: rules.clone(), baseline, file_stack, stack: Some(stack), revision }
     };
@@ -278,7 +290,13 @@ fn a_rollback_to_the_stack_of_the_file_gives_the_file_its_place_back() {
     let next = of_file(&node, b"file", "of-the-file", 3);
     let entries = next.entries.clone();
     let active = node.kernel.snapshot().stack.revision;
-    let stack = NewStack { from_api: false, by: "config".into(), why: String::new(), entries };
+    let stack = NewStack {
+        origin: berth_kernel::policy::stack::StackOrigin::File,
+        failed: None,
+        by: "config".into(),
+        why: String::new(),
+        entries,
+    };
     let new = Reconfiguration {
         rules: Rules::clone(&node.kernel.snapshot().rules),
         baseline: baseline(),

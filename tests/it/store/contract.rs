@@ -379,7 +379,8 @@ fn stack(revision: u64, entries: usize) -> Stack {
     };
     Stack {
         revision,
-        from_api: true,
+        origin: berth_kernel::policy::stack::StackOrigin::Api,
+        failed: None,
         by: "admin".into(),
         why: "a try".into(),
         since_wall_ms: 8,

@@ -64,7 +64,7 @@ fn an_imported_export_is_the_same_store() {
     let (dir, held) = filled();
     let text = done(berth(&["export"], dir.path()));
     assert_eq!(text.lines().count(), 1 + held.len());
-    assert_eq!(text.lines().next(), Some(r#"{"berthState":1,"recordFormat":2,"records":151}"#));
+    assert_eq!(text.lines().next(), Some(r#"{"berthState":1,"recordFormat":3,"records":151}"#));
     let output = done(berth(&["verify"], dir.path()));
     assert!(output.contains("151 ") || output.contains("151\n"), "{output}");
     assert!(output.contains("150 allocation, 1 meta"), "{output}");

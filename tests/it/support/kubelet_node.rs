@@ -279,7 +279,13 @@ impl KubeletNode {
                 on_fault: OnFault::Deny,
             });
         }
-        let stack = NewStack { from_api: true, by: "test".into(), why: String::new(), entries };
+        let stack = NewStack {
+            origin: berth_kernel::policy::stack::StackOrigin::Api,
+            failed: None,
+            by: "test".into(),
+            why: String::new(),
+            entries,
+        };
         self.core.policies.activate(stack, None).await.map(drop)
     }
 

@@ -11,13 +11,14 @@ export function showStack(root, stack, node, act) {
   // Calls are counted continuously: the table is rebuilt only if what it shows has changed.
   renew(root, [stack, node.startedAt, document.body.dataset.why], () => {
     const by = stack.by ? ` by ${stack.by}` : '';
-    const revision = el('p', { class: 'muted' }, `Revision ${stack.revision}, ${stack.source === 'api' ? `activated${by}` : 'from the configuration file'}`,
+    const source = { api: `activated${by}`, file: 'from the configuration file', fleet: `from the GPUNode (${stack.by})` }[stack.source] ?? stack.source;
+    const revision = el('p', { class: 'muted' }, `Revision ${stack.revision}, ${source}`,
       stack.why ? `: ${stack.why}` : '', stack.since ? [' since ', timeOf(stack.since)] : []);
     const { fileStack } = stack;
     const file = [
       fileStack.error && el('p', { class: 'note bad' }, `The configuration file’s stack cannot be used: ${fileStack.error}`),
       fileStack.shadowed && el('p', { class: 'muted' }, `The configuration file’s stack is overridden: ${fileStack.entries.map((e) => e.policy).join(', ') || 'no policy'}. `,
-        button('Use the file’s stack again…', () => act('reset'), { change: true, kind: 'small' })),
+        stack.source === 'api' && button('Use the file’s stack again…', () => act('reset'), { change: true, kind: 'small' })),
       ...(stack.warnings ?? []).map((text) => el('p', { class: 'note warn' }, text)),
     ];
     if (stack.entries.length === 0) return [revision, el('p', {}, 'No policy is active: the built-in baseline offers each GPU whole.'), ...file];

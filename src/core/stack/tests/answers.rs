@@ -93,7 +93,7 @@ fn a_policy_that_sets_a_key_of_an_earlier_one_differently_is_at_fault() {
     case.stack.entries.iter_mut().for_each(|e| e.permissions.environment = vec!["MY_*".into()]);
     let StackAnswer::Allow { by, terms } = case.admit() else { panic!() };
     assert_eq!((by.len(), terms.environment), (1, vec![("MY_A".to_owned(), "1".to_owned())]));
-    assert_eq!(case.faults.record(1, &case.stack.entries[1]).in_a_row, 1);
+    assert_eq!(case.faults.record(1, &case.stack.entries[1]).most_in_a_row(), 1);
 }
 
 #[test]

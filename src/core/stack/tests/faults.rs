@@ -6,7 +6,9 @@ use crate::stack::DryRun;
 use crate::stack::FAULTS_TO_SUSPEND;
 use crate::stack::faults::EntryStats;
 use berth_kernel::node::command::NewStack;
+use berth_kernel::policy::decision::{CallOutcome, Cost};
 use berth_kernel::policy::hooks::{Hook, REASON_BYTES_MAX};
+use berth_kernel::policy::stack::StackOrigin;
 use std::time::Instant;
 
 #[test]
@@ -50,6 +52,21 @@ fn i9_faults_in_a_row_suspend_an_entry_and_timeouts_do_not() {
         case.admit();
     }
     assert!(!case.faults.is_suspended(0, &case.stack.entries[0]));
+}
+
+/// After each grant the policies are asked for offers again.
+#[test]
+fn i9_a_hook_that_works_does_not_make_up_for_one_that_fails() {
+    let case = Case::new([('a', trap())]);
+    let (entry, mut faults) = (&case.stack.entries[0], case.faults);
+    let fault = CallOutcome::Fault(Fault { kind: FaultKind::Trap, detail: String::new() });
+    for calls in 0..FAULTS_TO_SUSPEND {
+        assert!(!faults.is_suspended(0, entry));
+        assert_eq!(faults.record(0, entry).most_in_a_row(), calls);
+        faults.record_call(0, entry, Hook::Offer, &CallOutcome::Pass, Cost::default());
+        faults.record_call(0, entry, Hook::Admit, &fault, Cost::default());
+    }
+    assert!(faults.is_suspended(0, entry));
 }
 
 #[test]
@@ -205,7 +222,8 @@ fn a_trial_that_no_kubelet_waits_for_has_longer_time_limits() {
     let mut case = Case::new(['a', 'b', 'c'].map(|letter| (letter, Ok(None))));
     case.policies.delay = SLOW;
     let entries = case.stack.entries.clone();
-    let stack = NewStack { from_api: true, by: "admin".into(), why: String::new(), entries };
+    let stack =
+        NewStack { origin: StackOrigin::Api, failed: None, by: "admin".into(), why: String::new(), entries };
     let run_trial = |time_factor| {
         let now = Now::default();
         let (policies, node, baseline) = (&case.policies, &case.node, &case.baseline);

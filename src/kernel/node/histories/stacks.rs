@@ -6,7 +6,7 @@ use crate::hardware::triage::{XidRules, baseline_triage};
 use crate::node::command::{Activation, Command, NewStack};
 use crate::policy::decider::Decider;
 use crate::policy::judge_again::to_judge_again;
-use crate::policy::stack::{ACTIVATIONS_MAX, OnFault, Permissions, StackEntry};
+use crate::policy::stack::{ACTIVATIONS_MAX, OnFault, Permissions, StackEntry, StackOrigin};
 use crate::policy::version::{Origin, PolicyVersion, test_version};
 
 fn version() -> PolicyVersion {
@@ -27,7 +27,8 @@ impl World {
             on_fault: OnFault::Skip,
         };
         let stack = NewStack {
-            from_api: entries.is_multiple_of(2),
+            origin: if entries.is_multiple_of(2) { StackOrigin::Api } else { StackOrigin::File },
+            failed: None,
             by: "me".into(),
             why: "a step".into(),
             entries: (0..entries).map(entry).collect(),

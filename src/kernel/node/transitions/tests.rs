@@ -8,6 +8,7 @@ use crate::ids::time::Now;
 use crate::node::change::{Change, Entry};
 use crate::node::command::{Activation, Command, NewStack};
 use crate::node::decide::decide;
+use crate::policy::stack::StackOrigin;
 use crate::sharing::breaker::{Breaker, Phase};
 use crate::sharing::offer::{Consumes, OfferLine, PartOffer};
 use crate::sharing::via::KubeletApi;
@@ -225,7 +226,13 @@ fn allocations_are_reported_even_if_they_end_before_the_next_step() {
 #[test]
 fn an_activation_is_reported_with_its_entries() {
     let mut node = Node::with_gpu();
-    let stack = NewStack { from_api: true, by: "ada".into(), why: "test".into(), entries: Vec::new() };
+    let stack = NewStack {
+        origin: StackOrigin::Api,
+        failed: None,
+        by: "ada".into(),
+        why: "test".into(),
+        entries: Vec::new(),
+    };
     node.turn(&Command::Activate(Activation { stack, offers: Vec::new(), triage: Vec::new() }));
     assert_eq!(node.text(), "stack 1 was activated by ada (test): the baseline alone");
 }

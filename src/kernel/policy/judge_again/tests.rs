@@ -10,7 +10,7 @@ use crate::node::decide::decide;
 use crate::node::record::records;
 use crate::node::restore::restore;
 use crate::node::test_node::{Node, gpu_id, part};
-use crate::policy::stack::{OnFault, Permissions};
+use crate::policy::stack::{OnFault, Permissions, StackOrigin};
 use crate::policy::version::test_version;
 
 const GPU: &str = "GPU-0";
@@ -66,8 +66,13 @@ impl Judged {
 
     fn activate_with(&mut self, entries: &[StackEntry], judge: impl Fn(Reading) -> TriagedReading) {
         let again = to_judge_again(&self.node.ledger, entries);
-        let stack =
-            NewStack { from_api: true, by: "ada".into(), why: String::new(), entries: entries.to_vec() };
+        let stack = NewStack {
+            origin: StackOrigin::Api,
+            failed: None,
+            by: "ada".into(),
+            why: String::new(),
+            entries: entries.to_vec(),
+        };
         let triage = again.into_iter().map(judge).collect();
         self.turn(&Command::Activate(Activation { stack, offers: Vec::new(), triage }));
     }

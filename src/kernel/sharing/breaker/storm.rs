@@ -10,7 +10,7 @@ use crate::node::command::{Activation, Attempt, Command, NewStack, StackAnswer};
 use crate::node::decide::decide;
 use crate::node::ledger::Ledger;
 use crate::policy::hooks::{AdmitRequest, FaultKind, Terms};
-use crate::policy::stack::{OnFault, Permissions, Stack, StackEntry};
+use crate::policy::stack::{OnFault, Permissions, Stack, StackEntry, StackOrigin};
 use crate::sharing::listing::listing;
 use crate::sharing::offer::{Consumes, OfferLine, PartOffer};
 use std::collections::VecDeque;
@@ -213,7 +213,13 @@ fn the_breaker_is_removed_once_the_policy_allows() {
 fn another_stack_lists_the_devices_again() {
     let mut denied = Storm::new().run(&deny());
     assert!(denied.healthy_devices().len() <= 1);
-    let stack = NewStack { from_api: true, by: "ada".into(), why: String::new(), entries: Vec::new() };
+    let stack = NewStack {
+        origin: StackOrigin::Api,
+        failed: None,
+        by: "ada".into(),
+        why: String::new(),
+        entries: Vec::new(),
+    };
     denied.submit(&Command::Activate(Activation { stack, offers: Vec::new(), triage: Vec::new() }));
     assert_eq!(denied.healthy_devices().len(), GPUS);
 }

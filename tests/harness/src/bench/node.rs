@@ -219,7 +219,13 @@ fn activate(house: &House, policies: &PolicyService, name: &str, parameters: &st
         on_fault: OnFault::Deny,
     };
     policies.kernel().execute_blocking(Command::RecordUpload(version))?;
-    let stack = NewStack { from_api: true, by: "bench".into(), why: String::new(), entries: vec![entry] };
+    let stack = NewStack {
+        origin: berth_kernel::policy::stack::StackOrigin::Api,
+        failed: None,
+        by: "bench".into(),
+        why: String::new(),
+        entries: vec![entry],
+    };
     house.daemon.block_on(policies.activate(stack, None))?;
     Ok(())
 }

@@ -73,7 +73,13 @@ impl World {
             Event::Activate { policies, expected } => {
                 let entries = policies.iter().map(|line| entry(*line)).collect();
                 return self.activate(
-                    NewStack { from_api: true, by: "me".into(), why: String::new(), entries },
+                    NewStack {
+                        origin: berth_kernel::policy::stack::StackOrigin::Api,
+                        failed: None,
+                        by: "me".into(),
+                        why: String::new(),
+                        entries,
+                    },
                     *expected,
                 );
             }

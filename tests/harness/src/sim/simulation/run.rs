@@ -96,7 +96,13 @@ fn rest(world: &mut World) {
     world.step(&Event::Crash { at: super::event::CrashAt::Now });
     world.step(&Event::DaemonStarts);
     world.activate(
-        NewStack { from_api: true, by: "me".into(), why: String::new(), entries: Vec::new() },
+        NewStack {
+            origin: berth_kernel::policy::stack::StackOrigin::Api,
+            failed: None,
+            by: "me".into(),
+            why: String::new(),
+            entries: Vec::new(),
+        },
         false,
     );
     let gpus: Vec<GpuId> = world.ledger().gpus.keys().cloned().collect();

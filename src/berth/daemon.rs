@@ -85,6 +85,8 @@ struct Base {
     admin_address: SocketAddr,
     labels: LabelChannels,
     dra: DraChannels,
+    /// Whether the stack of the GPUNode may be activated.
+    may_activate: tokio::sync::watch::Sender<bool>,
     configuration: Option<Configuration>,
     /// Tasks that run until the stop.
     tasks: JoinSet<()>,

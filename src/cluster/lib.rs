@@ -143,5 +143,11 @@ async fn run(
             },
         );
     };
-    tokio::join!(events::collect(batches, event_sender), client_tasks);
+    // A bad stack is rolled back also while the API server cannot be reached.
+    let node_stack = async {
+        if let Some(task) = &settings.fleet {
+            fleet::node_stack::keep(settings, connected.subscribe(), kernel, task).await;
+        }
+    };
+    tokio::join!(events::collect(batches, event_sender), client_tasks, node_stack);
 }

@@ -177,6 +177,8 @@ fn not_yet() -> Option<String> {
 pub struct FleetTask {
     /// Activates stacks.
     pub policies: PolicyService,
+    /// Whether the stack of the GPUNode may be activated: the devices of running pods were adopted.
+    pub may_activate: watch::Receiver<bool>,
     /// Receives the errors.
     pub state: watch::Sender<FleetState>,
     /// Receives the state of the stack that the GPUNode names.

@@ -95,6 +95,7 @@ impl Starting {
             labels: LabelChannels::new(config.cluster.labels.clone()),
             admin_address: api.address,
             dra: DraChannels::new(),
+            may_activate: watch::Sender::new(false),
             config,
             options,
             core,
@@ -280,6 +281,7 @@ impl Base {
         };
         tokio::join!(adopt, task.check_first());
         self.activate_file_stack().await?;
+        self.may_activate.send_replace(true);
         if let Err(error) = self.kernel().reoffer().await {
             // The policy thread tries again by itself.
             tracing::warn!(
@@ -323,7 +325,8 @@ impl Base {
             let stack = NodeStackState::before_reading(&self.kernel().snapshot().stack);
             let stack = watch::Sender::new(stack);
             self.progress.set_fleet(state.subscribe(), stack.subscribe());
-            settings.fleet = Some(FleetTask { policies: self.policies().clone(), state, stack });
+            let (policies, may_activate) = (self.policies().clone(), self.may_activate.subscribe());
+            settings.fleet = Some(FleetTask { policies, may_activate, state, stack });
         }
         settings.watched_label = self.configuration.as_ref().map(Configuration::watched_label);
         let cluster = berth_cluster::start(settings, self.kernel().clone(), batches);

@@ -135,7 +135,10 @@ fn stack_status(ledger: &Ledger, stack: &NodeStackState) -> StackStatus {
         _ => None,
     };
     let rolled_back = ledger.stack.failed.as_ref().map(|failed| (&failed.revision, failed.reason.clone()));
-    let refused = stack.wanted.as_ref().filter(|_| stack.phase == Some(StackPhase::Refused));
+    let refused = stack
+        .wanted
+        .as_ref()
+        .filter(|_| matches!(stack.phase, Some(StackPhase::Refused | StackPhase::Failed)));
     let refused = refused.map(|wanted| (wanted, stack.why.clone().unwrap_or_default()));
     let failed = refused.or(rolled_back).map(|(revision, reason)| FailedRevision {
         revision: revision.revision.clone(),

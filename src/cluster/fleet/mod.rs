@@ -3,7 +3,7 @@
 
 mod gpu_node;
 mod maintenance;
-mod node_stack;
+pub(super) mod node_stack;
 
 use super::settings::{FleetTask, Settings};
 use berth_core::KernelHandle;
@@ -18,8 +18,7 @@ const NO_KIND: &str = "the CustomResourceDefinitions of fleet.berth.dev are not 
 pub(super) async fn keep(settings: &Settings, client: Client, kernel: &KernelHandle, task: &FleetTask) {
     tokio::join!(
         gpu_node::keep(settings, client.clone(), kernel, task),
-        maintenance::keep(settings, client.clone(), kernel, task),
-        node_stack::keep(settings, client, kernel, task),
+        maintenance::keep(settings, client, kernel, task),
     );
 }
 

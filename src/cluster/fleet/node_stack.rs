@@ -7,7 +7,7 @@
 use super::super::client::error_chain;
 use super::super::object_watch::{Cause, Event, events};
 use super::super::settings::{FleetTask, NodeStackState, Settings};
-use super::super::wait::{Backoff, random};
+use super::super::wait::{Backoff, jittered, random};
 use super::{ErrorSource, NO_KIND};
 use berth_core::keeper::CommandError;
 use berth_core::policies::{ResolveError, resolve_version};
@@ -25,10 +25,12 @@ use berth_kernel::policy::stack::{
     FailedRevision, FleetRevision, OnFault, Permissions, StackEntry, StackOrigin,
 };
 use futures_util::StreamExt;
+use futures_util::stream::once;
 use kube::{Api, Client};
 use serde_json::{Map, Value};
 use std::future::pending;
 use std::time::Duration;
+use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until};
 
 /// What is watched, for errors.
@@ -37,22 +39,46 @@ const OBJECT: &str = "the GPUNode of this node";
 const RIGHT: &str = "list and watch gpunodes (ClusterRole berth-fleet)";
 /// The longest wait after an open watch is lost, since an API server that restarts ends those of all nodes at one moment.
 const RECONNECT_WAIT_MAX: Duration = Duration::from_secs(60);
+/// The first wait before an activation that failed is tried again; doubles up to [`RETRY_MAX`]. Each attempt calls all policies.
+const RETRY_FIRST: Duration = Duration::from_secs(5);
+/// The first wait before a rollback that failed is tried again.
+const ROLLBACK_RETRY: Duration = Duration::from_secs(1);
+/// How often a rollback to one stack is tried again.
+const ROLLBACK_ATTEMPTS: u32 = 3;
+/// See [`RETRY_FIRST`].
+const RETRY_MAX: Duration = Duration::from_secs(300);
 /// The longest reason, bytes.
 const REASON_BYTES_MAX: usize = 512;
 
-/// Activates the stack that `spec.stack` of the GPUNode names, and rolls back a stack that fails; never returns.
-pub(super) async fn keep(settings: &Settings, client: Client, kernel: &KernelHandle, task: &FleetTask) {
-    let api: Api<GpuNode> = Api::all(client);
-    let fields = Some(format!("metadata.name={}", settings.node));
-    let mut stream = Box::pin(events(settings, OBJECT, api, fields, |object| Some(object.clone())));
+/// Activates the stack that `spec.stack` of the GPUNode names, and rolls back a stack that fails; never returns. Rollbacks need no
+/// client: `clients` has one once the API server was reached.
+pub(crate) async fn keep(
+    settings: &Settings,
+    mut clients: watch::Receiver<Option<Client>>,
+    kernel: &KernelHandle,
+    task: &FleetTask,
+) {
+    let connected = async move {
+        match clients.wait_for(Option::is_some).await.ok().and_then(|client| client.clone()) {
+            Some(client) => client,
+            None => pending().await,
+        }
+    };
+    let of_client = |client| {
+        let fields = Some(format!("metadata.name={}", settings.node));
+        events(settings, OBJECT, Api::<GpuNode>::all(client), fields, |object| Some(object.clone()))
+    };
+    let mut stream = Box::pin(once(connected).flat_map(of_client));
+    let mut may_activate = task.may_activate.clone();
     let (mut snapshots, mut statuses) = (kernel.watch(), kernel.watch_policy_statuses());
     let mut uploads = task.policies.watch_uploads();
-    let mut node_stack = NodeStack::new(task.stack.borrow().clone(), settings.retry_interval);
+    let mut node_stack = NodeStack::new(task.stack.borrow().clone());
     let mut backoff = Backoff::new(settings.retry_interval);
     let (mut watch_from, mut is_current) = (Instant::now(), false);
     loop {
         let ledger = snapshots.borrow_and_update().clone();
         let suspended = suspension(&ledger, &statuses.borrow_and_update());
+        node_stack.may_activate = *may_activate.borrow_and_update();
         let next =
             node_stack.next(&ledger, suspended.as_deref(), &task.policies.file_stack(), Instant::now());
         task.report(&node_stack.state);
@@ -60,8 +86,7 @@ pub(super) async fn keep(settings: &Settings, client: Client, kernel: &KernelHan
             Next::Wait(until) => until,
             next => {
                 node_stack.act(next, &ledger, kernel, &task.policies).await;
-                task.report(&node_stack.state);
-                node_stack.retry_at
+                continue;
             }
         };
         let next_event = async {
@@ -78,8 +103,9 @@ pub(super) async fn keep(settings: &Settings, client: Client, kernel: &KernelHan
                 continue;
             }
             Ok(()) = statuses.changed() => continue,
+            Ok(()) = may_activate.changed() => continue,
             Ok(()) = uploads.changed() => {
-                (node_stack.retry_at, node_stack.failed_rollbacks) = (None, 0);
+                node_stack.try_again();
                 continue;
             }
             () = async {
@@ -148,15 +174,37 @@ fn suspension(ledger: &Ledger, statuses: &PolicyStatuses) -> Option<String> {
 struct NodeStack {
     state: NodeStackState,
     spec: Option<StackSpec>,
+    /// Whether a stack may be activated: the devices of running pods were adopted.
+    may_activate: bool,
     /// Why the stack of the specification cannot be used; `None` if that is not known.
     refused: Option<String>,
-    /// The revision of the active stack whose soak lasts, and its end.
+    /// The revision of the active stack whose soak lasts, and its begin.
     soak: Option<(u64, Instant)>,
-    /// The number of rollbacks in a row that failed for good, each to another stack.
+    /// The number of rollbacks in a row that failed, each to another stack.
     failed_rollbacks: usize,
-    /// When an action that has failed is tried again.
-    retry_at: Option<Instant>,
-    backoff: Backoff,
+    /// When an activation that has failed is tried again.
+    activation: Retry,
+    /// The same of a rollback, or of recording that the stack has settled.
+    rollback: Retry,
+}
+
+/// When an action is tried again.
+#[derive(Default)]
+struct Retry {
+    failures: u32,
+    at: Option<Instant>,
+}
+
+impl Retry {
+    fn is_due(&self, now: Instant) -> bool {
+        self.at.is_none_or(|at| at <= now)
+    }
+
+    fn note_failed(&mut self, first: Duration) {
+        let wait = first.saturating_mul(1 << self.failures.min(16)).min(RETRY_MAX);
+        self.failures += 1;
+        self.at = Some(Instant::now() + jittered(wait, random()));
+    }
 }
 
 /// What is to be done.
@@ -173,15 +221,16 @@ enum Next {
 }
 
 impl NodeStack {
-    fn new(state: NodeStackState, retry_interval: Duration) -> Self {
+    fn new(state: NodeStackState) -> Self {
         Self {
             state,
             spec: None,
+            may_activate: false,
             refused: None,
             soak: None,
             failed_rollbacks: 0,
-            retry_at: None,
-            backoff: Backoff::new(retry_interval),
+            activation: Retry::default(),
+            rollback: Retry::default(),
         }
     }
 
@@ -191,8 +240,7 @@ impl NodeStack {
             object.map(|object| (object.spec.stack, object.metadata.generation)).unwrap_or_default();
         if self.spec != spec {
             self.spec = spec;
-            (self.refused, self.retry_at) = (None, None);
-            self.backoff.reset();
+            self.try_again();
         }
         let revision = |spec: &StackSpec| FleetRevision {
             policy: spec.policy.clone(),
@@ -204,97 +252,128 @@ impl NodeStack {
         self.state.is_read = true;
     }
 
+    /// Forgets failures that a new specification or an upload may have mended.
+    fn try_again(&mut self) {
+        (self.activation, self.rollback) = (Retry::default(), Retry::default());
+        (self.refused, self.failed_rollbacks) = (None, 0);
+    }
+
     fn next(&mut self, ledger: &Ledger, suspended: Option<&str>, file: &FileStack, now: Instant) -> Next {
+        let mut wake = None;
         if let StackOrigin::Fleet { revision, is_settled: false } = &ledger.stack.origin {
             // Also if the specification names another stack by now, or none.
-            let soak_end = self.soak_end(ledger.stack.revision, revision, now);
-            if let Some(reason) = suspended {
-                let is_named = self.state.wanted.as_ref().is_none_or(|wanted| wanted == revision);
-                match self.roll_back(ledger, revision, reason, file, now) {
-                    Some(next) => return next,
-                    None if is_named => return Next::Wait(None),
-                    // The specification names another stack by now.
-                    None => {}
+            match suspended {
+                Some(reason) => {
+                    // After the suspension was ended by an operator, the soak begins again.
+                    self.soak = None;
+                    let next = self.roll_back(ledger, revision, reason, file, now);
+                    let is_other_named =
+                        self.state.wanted.as_ref().is_some_and(|wanted| !is_same(wanted, revision));
+                    match next {
+                        Next::Wait(until) if is_other_named => wake = until,
+                        next => return next,
+                    }
                 }
-            } else {
-                self.failed_rollbacks = 0;
-            }
-            if suspended.is_none() && soak_end <= now {
-                return if self.is_due(now) { Next::Settle } else { Next::Wait(self.retry_at) };
+                None => {
+                    self.failed_rollbacks = 0;
+                    let end = self.soak_end(ledger.stack.revision, revision, now);
+                    if end.is_some_and(|end| end <= now) {
+                        if self.rollback.is_due(now) {
+                            return Next::Settle;
+                        }
+                        wake = self.rollback.at;
+                    } else {
+                        wake = end;
+                    }
+                }
             }
         } else {
             self.soak = None;
         }
-        let soak_end = self.soak.map(|(_, end)| end);
-        let (Some(spec), Some(wanted)) = (self.spec.clone(), self.state.wanted.clone()) else {
-            if self.state.is_read {
-                (self.state.phase, self.state.why) = (None, None);
+        match (self.spec.clone(), self.state.wanted.clone()) {
+            (Some(spec), Some(wanted)) => self.next_of_specification(&spec, wanted, ledger, wake, now),
+            _ => {
+                if self.state.is_read {
+                    (self.state.phase, self.state.why) = (None, None);
+                }
+                Next::Wait(wake)
             }
-            return Next::Wait(soak_end);
-        };
-        match &ledger.stack.failed {
-            Some(failed) if failed.revision == wanted => {
-                self.set(StackPhase::RolledBack, Some(&failed.reason));
-                return Next::Wait(soak_end);
-            }
-            _ => {}
         }
-        if let Some(why) = self.refused.clone() {
-            self.set(StackPhase::Refused, Some(&why));
-            return Next::Wait(soak_end);
-        }
-        let entries = match entries(&spec, ledger) {
+    }
+
+    /// `wake`: when the next step is due for the active stack.
+    fn next_of_specification(
+        &mut self,
+        spec: &StackSpec,
+        wanted: FleetRevision,
+        ledger: &Ledger,
+        wake: Option<Instant>,
+        now: Instant,
+    ) -> Next {
+        let entries = match entries(spec, ledger) {
             Ok(entries) => entries,
             Err(Unusable::Missing(why)) => {
                 self.set(StackPhase::Pulling, Some(&why));
-                return Next::Wait(soak_end);
+                return Next::Wait(wake);
             }
             Err(Unusable::Invalid(why)) => {
-                self.refuse(&why);
-                return Next::Wait(soak_end);
+                if self.refused.is_none() {
+                    self.refuse(&why);
+                }
+                return Next::Wait(wake);
             }
         };
-        match &ledger.stack.origin {
-            StackOrigin::Fleet { revision, is_settled }
-                if *revision == wanted && ledger.stack.entries == entries =>
-            {
-                let seconds = spec.soak().as_secs();
-                let why = format!(
-                    "the stack is settled if none of its policies is suspended within {seconds} s of the activation"
-                );
-                match is_settled {
-                    true => self.set(StackPhase::Settled, None),
-                    false => self.set(StackPhase::Soaking, Some(&why)),
-                }
-                Next::Wait(soak_end)
+        if let StackOrigin::Fleet { revision, is_settled } = &ledger.stack.origin
+            && is_same(revision, &wanted)
+            && ledger.stack.entries == entries
+        {
+            let seconds = spec.soak().as_secs();
+            let why = format!(
+                "the stack is settled if none of its policies is suspended within {seconds} s of the activation"
+            );
+            match is_settled {
+                true => self.set(StackPhase::Settled, None),
+                false => self.set(StackPhase::Soaking, Some(&why)),
             }
-            _ if !self.is_due(now) => Next::Wait(self.retry_at),
-            _ => {
-                self.set(StackPhase::Pulling, Some("the stack is being activated"));
-                let (by, why) = (wanted.policy.clone(), format!("revision {}", wanted.revision));
-                let origin = StackOrigin::Fleet { revision: wanted, is_settled: false };
-                Next::Activate(NewStack { origin, failed: None, by, why, entries })
-            }
+            return Next::Wait(wake);
         }
+        if let Some(failed) = ledger.stack.failed.as_ref().filter(|failed| is_same(&failed.revision, &wanted))
+        {
+            self.set(StackPhase::RolledBack, Some(&failed.reason));
+            return Next::Wait(wake);
+        }
+        if let Some(why) = self.refused.clone() {
+            self.set(StackPhase::Refused, Some(&why));
+            return Next::Wait(wake);
+        }
+        if !self.may_activate {
+            self.set(StackPhase::Pulling, Some("the daemon is starting"));
+            return Next::Wait(wake);
+        }
+        if !self.activation.is_due(now) {
+            return Next::Wait(self.activation.at.into_iter().chain(wake).min());
+        }
+        if self.activation.failures == 0 {
+            self.set(StackPhase::Pulling, Some("the stack is being activated"));
+        }
+        let (by, why) = (wanted.policy.clone(), format!("revision {}", wanted.revision));
+        let origin = StackOrigin::Fleet { revision: wanted, is_settled: false };
+        Next::Activate(NewStack { origin, failed: None, by, why, entries })
     }
 
-    /// The end of the soak of the active stack. A restart begins the soak again.
-    fn soak_end(&mut self, stack: u64, revision: &FleetRevision, now: Instant) -> Instant {
-        let named = self.spec.as_ref().filter(|_| self.state.wanted.as_ref() == Some(revision));
-        match self.soak {
-            Some((of, end)) if of == stack => end,
-            // Before the specification was read, or if it names another stack, the length is not known.
-            _ => {
-                let end = now + named.map_or(SOAK, StackSpec::soak);
-                if named.is_some() || self.state.is_read {
-                    self.soak = Some((stack, end));
-                }
-                end
-            }
-        }
+    /// The end of the soak of the active stack; `None` while its length is not known. A restart begins the soak again.
+    fn soak_end(&mut self, stack: u64, revision: &FleetRevision, now: Instant) -> Option<Instant> {
+        let begin = match self.soak {
+            Some((of, begin)) if of == stack => begin,
+            _ => now,
+        };
+        self.soak = Some((stack, begin));
+        let is_named = self.state.wanted.as_ref().is_some_and(|wanted| is_same(wanted, revision));
+        let named = self.spec.as_ref().filter(|_| is_named);
+        self.state.is_read.then(|| begin + named.map_or(SOAK, StackSpec::soak))
     }
 
-    /// The rollback of a revision that has failed; `None` if no earlier stack can be activated.
+    /// The rollback of a revision that has failed.
     fn roll_back(
         &mut self,
         ledger: &Ledger,
@@ -302,21 +381,21 @@ impl NodeStack {
         reason: &str,
         file: &FileStack,
         now: Instant,
-    ) -> Option<Next> {
-        if !self.is_due(now) {
-            return Some(Next::Wait(self.retry_at));
+    ) -> Next {
+        if !self.rollback.is_due(now) {
+            return Next::Wait(self.rollback.at);
         }
         let reason = cut(reason);
         let Some((origin, entries)) = candidates(ledger, file).into_iter().nth(self.failed_rollbacks) else {
             let why = format!(
                 "{reason}; no earlier stack can be activated again: name another one in `spec.stack`"
             );
-            self.set(StackPhase::Failed, Some(&why));
-            return None;
+            self.set_failed(revision, &why);
+            return Next::Wait(None);
         };
         let why = format!("revision {} has failed: {reason}", revision.revision);
         let failed = Some(Box::new(FailedRevision { revision: revision.clone(), reason }));
-        Some(Next::RollBack(NewStack { origin, failed, by: revision.policy.clone(), why, entries }))
+        Next::RollBack(NewStack { origin, failed, by: revision.policy.clone(), why, entries })
     }
 
     async fn act(&mut self, next: Next, ledger: &Ledger, kernel: &KernelHandle, policies: &PolicyService) {
@@ -326,11 +405,11 @@ impl NodeStack {
             Next::Settle => match kernel.execute(Command::SettleStack { revision }).await {
                 Ok(_) => {
                     tracing::info!(why = ledger.stack.why, "the stack of the GPUNode has settled");
-                    self.note_done();
+                    self.rollback = Retry::default();
                 }
                 Err(error) => {
                     tracing::warn!(%error, "it could not be recorded that the stack of the GPUNode has settled; the daemon tries again");
-                    self.retry();
+                    self.rollback.note_failed(ROLLBACK_RETRY);
                 }
             },
             Next::Activate(stack) => {
@@ -338,7 +417,7 @@ impl NodeStack {
                 match policies.activate(stack, Some(revision)).await {
                     Ok(_) => {
                         tracing::info!(why, "the stack of the GPUNode was activated");
-                        self.note_done();
+                        self.try_again();
                     }
                     Err(error) => self.note_not_activated(&error),
                 }
@@ -348,50 +427,52 @@ impl NodeStack {
                 match policies.activate(stack, Some(revision)).await {
                     Ok(_) => {
                         tracing::error!(why, "the stack of the GPUNode was rolled back");
-                        self.note_done();
+                        self.try_again();
                     }
                     Err(error) => {
                         tracing::error!(why, %error, "the stack of the GPUNode has failed, but an earlier stack could not be activated again; the daemon tries another one, or tries again");
-                        self.note_not_rolled_back(&error, &why);
+                        self.note_not_rolled_back(ledger, &error, &why);
                     }
                 }
             }
         }
     }
 
-    /// The ledger has changed, so that the next step is decided at once.
-    fn note_done(&mut self) {
-        self.backoff.reset();
-        (self.retry_at, self.failed_rollbacks) = (None, 0);
-    }
-
     fn note_not_activated(&mut self, error: &ActivateError) {
-        match may_succeed_later(error) {
-            true => self.set(StackPhase::Pulling, Some(&error.to_string())),
-            false => self.refuse(&error.to_string()),
+        if !may_succeed_later(error) {
+            self.refuse(&error.to_string());
+            return;
         }
-        self.retry();
+        self.set(StackPhase::Pulling, Some(&error.to_string()));
+        self.activation.note_failed(RETRY_FIRST);
     }
 
-    fn note_not_rolled_back(&mut self, error: &ActivateError, why: &str) {
-        self.set(
-            StackPhase::Failed,
-            Some(&format!("{why}; an earlier stack could not be activated again: {error}")),
+    fn note_not_rolled_back(&mut self, ledger: &Ledger, error: &ActivateError, why: &str) {
+        if let StackOrigin::Fleet { revision, .. } = &ledger.stack.origin {
+            self.set_failed(
+                revision,
+                &format!("{why}; an earlier stack could not be activated again: {error}"),
+            );
+        }
+        let is_interrupted = matches!(
+            error,
+            ActivateError::Command(CommandError::Refused(Refusal::StackChanged { .. }))
+                | ActivateError::FileChanged
         );
-        if may_succeed_later(error) {
-            self.retry();
+        // A stack that lacks a file does not get it soon, and one that the node is too busy for is tried a few times.
+        if is_interrupted || (error.is_passing() && self.rollback.failures < ROLLBACK_ATTEMPTS) {
+            self.rollback.note_failed(ROLLBACK_RETRY);
         } else {
+            self.rollback = Retry::default();
             self.failed_rollbacks += 1;
-            self.retry_at = Some(Instant::now());
         }
     }
 
-    fn retry(&mut self) {
-        self.retry_at = Some(Instant::now() + self.backoff.next(random()));
-    }
-
-    fn is_due(&self, now: Instant) -> bool {
-        self.retry_at.is_none_or(|at| at <= now)
+    /// The phase is that of the specification, so that it is not shown of another revision.
+    fn set_failed(&mut self, revision: &FleetRevision, why: &str) {
+        if self.state.wanted.as_ref().is_some_and(|wanted| is_same(wanted, revision)) {
+            self.set(StackPhase::Failed, Some(why));
+        }
     }
 
     fn refuse(&mut self, why: &str) {
@@ -405,43 +486,48 @@ impl NodeStack {
     }
 }
 
+/// Whether both are the same attempt of a revision. The name of the stack is only shown.
+fn is_same(one: &FleetRevision, other: &FleetRevision) -> bool {
+    one.revision == other.revision && one.attempt == other.attempt
+}
+
 fn cut(text: &str) -> String {
     text[..text.floor_char_boundary(REASON_BYTES_MAX)].to_owned()
 }
 
 /// The stacks to which a rollback may return, the newest first: those that have settled, and those of callers and of the configuration
-/// file. The file may have another stack by now; if that cannot be used, the file's former one is activated as that of a caller.
+/// file. The file may have another stack by now; if that cannot be used, the file's former one is activated as that of a caller. At
+/// last comes the file's stack, whatever the history has.
 fn candidates(ledger: &Ledger, file: &FileStack) -> Vec<(StackOrigin, Vec<StackEntry>)> {
+    let of_file = file.error.is_none().then(|| (StackOrigin::File, file.entries.clone()));
+    let of_past = ledger.past_stacks.values().rev().flat_map(|stack| match &stack.origin {
+        StackOrigin::Fleet { is_settled: false, .. } => vec![],
+        StackOrigin::File => {
+            let former = (StackOrigin::Api, stack.entries.clone());
+            of_file.clone().into_iter().chain([former]).collect()
+        }
+        origin => vec![(origin.clone(), stack.entries.clone())],
+    });
     let mut candidates = Vec::new();
-    for stack in ledger.past_stacks.values().rev() {
-        match &stack.origin {
-            StackOrigin::Fleet { is_settled: false, .. } => {}
-            StackOrigin::File => {
-                if file.error.is_none() {
-                    candidates.push((StackOrigin::File, file.entries.clone()));
-                }
-                candidates.push((StackOrigin::Api, stack.entries.clone()));
-            }
-            origin => candidates.push((origin.clone(), stack.entries.clone())),
+    for candidate in of_past.chain(of_file.clone()) {
+        // The same entries would fail again.
+        if candidate.1 != ledger.stack.entries && !candidates.contains(&candidate) {
+            candidates.push(candidate);
         }
     }
     candidates
 }
 
-/// Whether the same activation may succeed later: the node is busy, or lacks a file that an upload brings.
+/// Whether the same activation may succeed later: the node is busy, or lacks a file that an upload brings, or pods must end first.
 fn may_succeed_later(error: &ActivateError) -> bool {
     match error {
         ActivateError::Unprepared(unprepared) => {
-            matches!(
-                unprepared.error,
-                InstallError::Busy
-                    | InstallError::Failed { .. }
-                    | InstallError::Lost { .. }
-                    | InstallError::Stopping
-            )
+            !matches!(unprepared.error, InstallError::TooLarge { .. } | InstallError::NotAPolicy { .. })
         }
         ActivateError::Command(
-            CommandError::Refused(Refusal::StackChanged { .. } | Refusal::UnknownPolicy { .. })
+            CommandError::Refused(
+                Refusal::StackChanged { .. } | Refusal::UnknownPolicy { .. } | Refusal::BadOffer { .. },
+            )
             | CommandError::Stopping,
         ) => true,
         error => error.is_passing(),
@@ -558,11 +644,14 @@ mod tests {
     }
 
     fn stack_of(revision: &str) -> Value {
-        json!({"policy": "team", "revision": revision, "soak": "10s", "entries": [entry_of('a')]})
+        let mut entry = entry_of('a');
+        entry["parameters"] = json!(format!("{{\"for\": \"{revision}\"}}"));
+        json!({"policy": "team", "revision": revision, "soak": "10s", "entries": [entry]})
     }
 
     fn reading(stack: &Value) -> NodeStack {
-        let mut node_stack = NodeStack::new(NodeStackState::default(), Duration::from_secs(1));
+        let mut node_stack = NodeStack::new(NodeStackState::default());
+        node_stack.may_activate = true;
         node_stack.read(object(stack));
         node_stack
     }
@@ -616,7 +705,7 @@ mod tests {
                 }
             };
             activate(&mut self.ledger, stack);
-            self.node_stack.note_done();
+            self.node_stack.try_again();
             text
         }
 
@@ -649,8 +738,7 @@ mod tests {
 
         /// The same node with another process.
         fn restart(&mut self, stack: &Value) {
-            self.node_stack = NodeStack::new(NodeStackState::default(), Duration::from_secs(1));
-            self.node_stack.read(object(stack));
+            self.node_stack = reading(stack);
         }
     }
 
@@ -720,8 +808,7 @@ mod tests {
         }
         let mut node = Node::new(&stack_of("00000000000a"));
         node.step(None);
-        node.node_stack =
-            NodeStack::new(NodeStackState::before_reading(&node.ledger.stack), Duration::from_secs(1));
+        node.node_stack = NodeStack::new(NodeStackState::before_reading(&node.ledger.stack));
         assert_eq!(node.step(None), "wait");
         assert_eq!(node.step(Some("it traps")), "to file: revision 00000000000a has failed: it traps");
     }
@@ -734,15 +821,18 @@ mod tests {
         node.step(None);
         let failed =
             ActivateError::Command(CommandError::Refused(Refusal::Untrusted { policies: Vec::new() }));
-        for expected in ["00000000000a", "File", "Api"] {
-            let Next::RollBack(stack) = node.next(Some("it traps")) else { panic!("{expected}") };
-            assert!(format!("{:?}", stack.origin).contains(expected), "{:?}", stack.origin);
-            node.node_stack.note_not_rolled_back(&failed, &stack.why);
-            node.now = Instant::now();
-        }
+        let fail_all = |node: &mut Node| {
+            for expected in ["00000000000a", "File", "Api"] {
+                let Next::RollBack(stack) = node.next(Some("it traps")) else { panic!("{expected}") };
+                assert!(format!("{:?}", stack.origin).contains(expected), "{:?}", stack.origin);
+                node.node_stack.note_not_rolled_back(&node.ledger, &failed, &stack.why);
+            }
+        };
+        fail_all(&mut node);
         assert_eq!((node.step(Some("it traps")).as_str(), node.phase()), ("wait", "Failed"));
         assert!(node.why().contains("name another one in `spec.stack`"), "{}", node.why());
         node.name(&stack_of("00000000000c"));
+        fail_all(&mut node);
         assert_eq!(node.step(Some("it traps")), "activate revision 00000000000c");
     }
 
@@ -817,5 +907,67 @@ mod tests {
         for other in [status(active, false), status(active - 1, true), PolicyStatuses::new()] {
             assert_eq!(suspension(&node.ledger, &other), None);
         }
+    }
+
+    /// A rollback to a stack whose policy was deleted, for example.
+    #[test]
+    fn while_a_rollback_fails_another_stack_of_the_specification_is_activated() {
+        let mut node = Node::new(&stack_of("00000000000a"));
+        node.step(None);
+        let busy = ActivateError::Command(CommandError::Busy);
+        assert!(matches!(node.next(Some("it traps")), Next::RollBack(_)));
+        node.node_stack.note_not_rolled_back(&node.ledger, &busy, "");
+        assert_eq!((node.step(Some("it traps")).as_str(), node.phase()), ("wait until", "Failed"));
+        // Meanwhile the soak would have ended.
+        node.soak();
+        node.node_stack.note_not_rolled_back(&node.ledger, &busy, "");
+        let mut missing = stack_of("00000000000b");
+        missing["entries"] = json!([entry_of('b')]);
+        node.node_stack.read(object(&missing));
+        node.node_stack.rollback.note_failed(Duration::from_secs(60));
+        let Next::Wait(until) = node.next(Some("it traps")) else { panic!("it waits") };
+        assert!(until.is_some_and(|at| at > node.now), "no busy loop");
+        assert_eq!(node.phase(), "Pulling");
+        node.name(&stack_of("00000000000c"));
+        node.node_stack.rollback.note_failed(Duration::from_secs(60));
+        assert_eq!(node.step(Some("it traps")), "activate revision 00000000000c");
+    }
+
+    #[test]
+    fn a_revision_that_was_suspended_does_not_settle_by_the_end_of_the_suspension() {
+        let mut node = Node::new(&stack_of("00000000000a"));
+        node.step(None);
+        node.step(None);
+        node.node_stack.rollback.note_failed(Duration::from_secs(60));
+        assert_eq!(node.step(Some("it traps")), "wait until");
+        node.soak();
+        assert_eq!((node.step(None).as_str(), node.phase()), ("wait until", "Soaking"));
+        // A longer soak applies to the one that lasts.
+        let mut longer = stack_of("00000000000a");
+        longer["soak"] = json!("1h");
+        node.name(&longer);
+        node.soak();
+        assert_eq!((node.step(None).as_str(), node.phase()), ("wait until", "Soaking"));
+        assert!(node.why().contains("3600 s"), "{}", node.why());
+    }
+
+    #[test]
+    fn nothing_is_activated_before_the_devices_of_running_pods_are_adopted() {
+        let mut node = Node::new(&stack_of("00000000000a"));
+        node.node_stack.may_activate = false;
+        assert_eq!(
+            (node.step(None).as_str(), node.phase(), node.why()),
+            ("wait", "Pulling", "the daemon is starting")
+        );
+        node.node_stack.may_activate = true;
+        assert_eq!(node.step(None), "activate revision 00000000000a");
+        let mut renamed = stack_of("00000000000a");
+        renamed["policy"] = json!("other");
+        node.name(&renamed);
+        assert_eq!(
+            (node.step(None).as_str(), node.phase()),
+            ("wait until", "Soaking"),
+            "the name is only shown"
+        );
     }
 }

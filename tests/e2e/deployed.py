@@ -746,10 +746,12 @@ class Deployed:
             self._made(f"{kinds}/gpumaintenances", of(node, "GPUMaintenance", spec=spec))
         self._made(f"{kinds}/gpunodes", of(_ELSEWHERE, "GPUNode", spec={}))
         made = f"{kinds}/gpunodes"
+        stack = {"policy": "team", "revision": "0" * 12, "entries": []}
         for what, words, answer in (
             ("of another node", "of other nodes", self.cluster.answer("POST", made, of("rights-third", "GPUNode", _HERE, spec={}), own)),
             ("without a node", "of other nodes", self.cluster.answer("POST", made, of(_HERE, "GPUNode", spec={}), free)),
             ("with another owner", "only owner", self.cluster.answer("POST", made, of(_HERE, "GPUNode", _ELSEWHERE, spec={}), own)),
+            ("with a stack", "must not set spec.stack", self.cluster.answer("POST", made, of(_HERE, "GPUNode", spec={"stack": stack}), own)),
             ("status of another node", "of other nodes", report("gpunodes", _ELSEWHERE, "GPUNode", own)),
             ("maintenance of another node", "of other nodes", report("gpumaintenances", _ELSEWHERE, "GPUMaintenance", own)),
         ):
@@ -771,7 +773,7 @@ class Deployed:
         self.cluster.kubectl("delete", "gm", "--all")
         self._allocatable({_WHOLE: 2})
         self.cluster.kubectl("delete", "gn", _HERE, _ELSEWHERE)
-        return "refused=5"
+        return "refused=6"
 
     def _policy_checked(self, name: str) -> None:
         """Waits until the API server has checked the types of a policy, which must be right."""

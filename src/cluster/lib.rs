@@ -24,6 +24,8 @@ mod slice_contents;
 mod slice_order;
 mod slices;
 mod taint_rules;
+#[cfg(test)]
+mod test_node;
 mod wait;
 
 pub use claims::Claims;

@@ -6,7 +6,7 @@
 //! `runtime::watcher`) resumes, too, but does not report that it has: until the next change it would be unknown whether
 //! the source is current.
 
-use super::client::ANSWER_MAX;
+use super::client::{ANSWER_MAX, error_chain};
 use super::settings::Settings;
 use super::wait::{Backoff, after_loss, random, retry_at};
 use futures_util::stream::{BoxStream, Stream, StreamExt, unfold};
@@ -75,6 +75,16 @@ pub(super) enum Cause {
 }
 
 impl Error {
+    /// The error for people. `right`: what a 403 lacks; `absent`: what a 404 means.
+    pub(super) fn text(&self, right: &str, absent: &str) -> String {
+        let text = error_chain(self);
+        match self.cause.code() {
+            403 => format!("{text} (the daemon needs: {right}; see deploy/cluster-role.yaml)"),
+            404 => format!("{text}: {absent}"),
+            _ => text,
+        }
+    }
+
     /// When the stream is to be polled again. `longest_after_loss`: the longest wait after an open watch was lost, since an API
     /// server that restarts ends those of all nodes at one moment.
     pub(super) fn retry_at(

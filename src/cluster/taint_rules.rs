@@ -4,8 +4,7 @@
 //! GPUs that are granted through DRA get no mark: the scheduler applies the rule to claims, which can tolerate its taint
 //! (`resource.k8s.io/v1`, DeviceTaintRule).
 
-use super::client::error_chain;
-use super::object_watch::{Cause, Error, Event, events};
+use super::object_watch::{Cause, Event, events};
 use super::settings::{DraTask, Settings, TaintRulesState};
 use super::wait::{Backoff, REFRESH_MEAN, jittered, random};
 use berth_core::KernelHandle;
@@ -88,20 +87,12 @@ pub(super) async fn keep(settings: &Settings, client: Client, kernel: &KernelHan
                     known.forget();
                 } else if !matches!(error.cause, Cause::Expired) {
                     known.is_absent = false;
-                    watch_failure = Some(failure_text(&error));
+                    watch_failure = Some(error.text(RIGHT, "the API server does not serve them"));
                 }
             }
             None => return pending().await,
         }
     }
-}
-
-fn failure_text(error: &Error) -> String {
-    let text = error_chain(error);
-    if error.cause.code() == 403 {
-        return format!("{text} (the daemon needs: {RIGHT}; see deploy/cluster-role.yaml)");
-    }
-    text
 }
 
 /// The error of a node whose API server has no DeviceTaintRules; `None` if no GPU has a mark of one.
@@ -312,28 +303,8 @@ fn has_device(ledger: &Ledger, gpu: &GpuId, name: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use berth_kernel::hardware::gpu::Part;
-    use berth_kernel::hardware::health::Health;
-    use berth_kernel::ids::time::Now;
-    use berth_kernel::node::ledger::GpuState;
-    use berth_kernel::sharing::part_state::PartState;
+    use crate::test_node::{NOW, gpu, node};
     use serde_json::{Value, json};
-
-    const NOW: Now = Now { wall_ms: 1_767_225_600_000, mono_ms: 1_000 };
-
-    fn gpu(index: u32) -> GpuId {
-        GpuId::parse(&format!("GPU-{index}")).unwrap()
-    }
-
-    fn node(gpus: u32) -> Ledger {
-        let mut ledger = Ledger::default();
-        for index in 0..gpus {
-            let part = Part::whole_gpu(gpu(index), index);
-            ledger.parts.insert(gpu(index).as_part().clone(), Arc::new(PartState::new(part, 0)));
-            ledger.gpus.insert(gpu(index), Arc::new(GpuState::new(Health::healthy(NOW), NOW)));
-        }
-        ledger
-    }
 
     fn rule(uid: &str, selector: &Value, effect: &str) -> DeviceTaintRule {
         serde_json::from_value(json!({

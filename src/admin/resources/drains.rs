@@ -89,8 +89,8 @@ pub(crate) struct OwnerQuery {
 }
 
 impl OwnerQuery {
-    /// The owners that the query names. One that is an existing object is refused, since the daemon would set the mark of that
-    /// object again at once.
+    /// The owners that the query names. A query that names an existing GPUMaintenance or DeviceTaintRule is refused, since the
+    /// daemon would set the mark of that object again at once.
     fn owners(&self, caller: &Caller, state: &State) -> Result<Owners, Failure> {
         let owner = match self.owner.as_deref() {
             Some("all") => return Ok(Owners::All),

@@ -92,9 +92,9 @@ impl Base {
         }
     }
 
-    /// If the driver is not enabled, logs which GPUs need it, and removes the marks of DeviceTaintRules, which nothing else would
-    /// remove.
-    pub(super) async fn settle_without_driver(&self) {
+    /// If the driver is not enabled, removes the marks of DeviceTaintRules: the daemon watches no rules then, so nothing else would
+    /// remove them.
+    pub(super) async fn remove_marks_of_rules(&self) {
         if self.config.dra.enabled {
             return;
         }
@@ -113,6 +113,14 @@ impl Base {
                 }
             }
         }
+    }
+
+    /// If the driver is not enabled, logs which GPUs need it.
+    pub(super) fn warn_without_driver(&self) {
+        if self.config.dra.enabled {
+            return;
+        }
+        let ledger = self.kernel().snapshot();
         for (gpu, state) in ledger.gpus.iter().filter(|(_, state)| state.via.api == KubeletApi::Dra) {
             tracing::warn!(
                 %gpu, via = state.via.as_str(),

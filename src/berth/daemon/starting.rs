@@ -276,7 +276,8 @@ impl Base {
         let adopt = async {
             self.adopt(&front).await;
             self.adopt_claims().await;
-            self.settle_without_driver().await;
+            self.remove_marks_of_rules().await;
+            self.warn_without_driver();
             self.progress.update(|facts| facts.adoption = StartStep::Done);
         };
         tokio::join!(adopt, task.check_first());

@@ -4,7 +4,7 @@
 //! deleted. It removes no mark while the CustomResourceDefinition is being deleted or cannot be read: the API server then
 //! deletes all objects, although no one has asked to grant their GPUs again. It removes no mark after a failed request either.
 
-use super::super::client::{RequestError, error_chain, request};
+use super::super::client::{RequestError, request};
 use super::super::object_watch::{self, Cause, Event, of_node};
 use super::super::settings::{FleetTask, Settings};
 use super::super::wait::{Backoff, jittered, random, retry_at};
@@ -110,18 +110,9 @@ pub(super) async fn keep(settings: &Settings, client: Client, kernel: &KernelHan
             }
             Some(Err(error)) => {
                 let was_open = std::mem::replace(&mut known.is_current, false);
-                let code = error.cause.code();
                 // Not an error: the API server keeps versions for some minutes only.
                 if !matches!(error.cause, Cause::Expired) {
-                    let text = error_chain(&error);
-                    let text = match code {
-                        403 => {
-                            format!("{text} (the daemon needs: {WATCH_RIGHT}; see deploy/cluster-role.yaml)")
-                        }
-                        404 => format!("{text}: {NO_KIND}"),
-                        _ => text,
-                    };
-                    task.set_error(ErrorSource::Watch, Some(text));
+                    task.set_error(ErrorSource::Watch, Some(error.text(WATCH_RIGHT, NO_KIND)));
                 }
                 watch_from = error.retry_at(settings, &mut backoff, was_open, RECONNECT_WAIT_MAX);
             }
@@ -654,27 +645,8 @@ impl StatusWriter<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use berth_kernel::hardware::gpu::Part;
-    use berth_kernel::hardware::health::Health;
-    use berth_kernel::node::ledger::GpuState;
-    use berth_kernel::sharing::part_state::PartState;
+    use crate::test_node::{NOW, gpu, node};
     use std::sync::Arc;
-
-    const NOW: Now = Now { wall_ms: 1_767_225_600_000, mono_ms: 1_000 };
-
-    fn gpu(index: u32) -> GpuId {
-        GpuId::parse(&format!("GPU-{index}")).unwrap()
-    }
-
-    fn node(gpus: u32) -> Ledger {
-        let mut ledger = Ledger::default();
-        for index in 0..gpus {
-            let part = Part::whole_gpu(gpu(index), index);
-            ledger.parts.insert(gpu(index).as_part().clone(), Arc::new(PartState::new(part, 0)));
-            ledger.gpus.insert(gpu(index), Arc::new(GpuState::new(Health::healthy(NOW), NOW)));
-        }
-        ledger
-    }
 
     fn object(uid: &str, spec: &serde_json::Value) -> GpuMaintenance {
         let whole = json!({

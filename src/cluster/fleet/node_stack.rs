@@ -4,7 +4,6 @@
 //! The daemon decides alone: whether the active stack has settled, and which revision has failed, is in the store with the stacks. So a
 //! bad stack is rolled back without a controller, without the API server, and after a restart.
 
-use super::super::client::error_chain;
 use super::super::object_watch::{Cause, Event, events};
 use super::super::settings::{FleetTask, NodeStackState, Settings};
 use super::super::wait::{Backoff, jittered, random};
@@ -136,13 +135,7 @@ pub(crate) async fn keep(
                 let was_open = std::mem::replace(&mut is_current, false);
                 watch_from = error.retry_at(settings, &mut backoff, was_open, RECONNECT_WAIT_MAX);
                 if !matches!(error.cause, Cause::Expired) {
-                    let text = error_chain(&error);
-                    let text = match error.cause.code() {
-                        403 => format!("{text} (the daemon needs: {RIGHT}; see deploy/cluster-role.yaml)"),
-                        404 => format!("{text}: {NO_KIND}"),
-                        _ => text,
-                    };
-                    task.set_error(ErrorSource::Stack, Some(text));
+                    task.set_error(ErrorSource::Stack, Some(error.text(RIGHT, NO_KIND)));
                 }
             }
             None => return pending().await,

@@ -72,6 +72,10 @@ pub struct Comparison {
     /// Answers with another effect.
     #[schema(example = 80)]
     pub differs: u64,
+    /// Answers among `differs` that deny what was granted.
+    #[serde(default)]
+    #[schema(example = 0)]
+    pub denies: u64,
     /// Calls that passed, and questions for which the policy has no hook.
     #[schema(example = 20)]
     pub passes: u64,

@@ -5,6 +5,7 @@ use berth_cli::command::ClientCommand;
 use berth_cli::endpoint::ClientArgs;
 use berth_config::ServeArgs;
 use berth_observe::logs::LogFormat;
+use berth_scenario::pack::PackArgs;
 use berth_scenario::policy_new::NewPolicy;
 use clap::{ArgAction, Parser, Subcommand};
 use std::path::PathBuf;
@@ -84,7 +85,7 @@ enforces; docs/guard.md and docs/enforcement.md describe it.
     Client(ClientCommand),
     /// Write, test, upload and activate policies
     #[command(after_help = "\
-new, check and test need no daemon. A version is given by its name if only one has \
+new, check, pack and test need no daemon. A version is given by its name if only one has \
 it, by its digest or the beginning of it, or by `name@digest`:
   berth policy list
   berth policy show timeslice     Which parameters does it have?
@@ -206,6 +207,8 @@ on a simulated node; nothing is sent. Exit code 1 if it is refused.
         #[arg(long, value_name = "JSON|@FILE")]
         parameters: Option<String>,
     },
+    /// Pack a policy as an OCI artifact, in a registry or a folder
+    Pack(PackArgs),
     /// Run scenario files against a policy, on simulated nodes
     #[command(override_usage = TEST_USAGE, after_help = "\
 A scenario is a YAML file: a node, steps, and the expected results. A folder means all \

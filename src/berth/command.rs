@@ -13,7 +13,7 @@ use berth_cluster::ApiServer;
 use berth_config::{Choice, Config, ServeArgs};
 use berth_observe::logs::{self, LogFormat, LogsError};
 use berth_observe::trace::{Pump, TracingSettings};
-use berth_scenario::{author, policy_new};
+use berth_scenario::{author, pack, policy_new};
 use clap::CommandFactory;
 use std::path::Path;
 use std::process::ExitCode;
@@ -58,6 +58,7 @@ fn dispatch(cli: &Cli, out: &mut Out) -> anyhow::Result<bool> {
             PolicyCommand::Check { file, parameters } => {
                 return author::check(file, parameters.as_deref(), out);
             }
+            PolicyCommand::Pack(args) => pack::run(args, out)?,
             PolicyCommand::Test { file, scenarios, shipped } => {
                 return author::test(file.as_deref(), scenarios, shipped.as_deref(), out);
             }

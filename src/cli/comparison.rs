@@ -169,6 +169,7 @@ fn list(list: &ShadowList) -> String {
             age(&s.since),
             sum(s, |c| c.same),
             sum(s, |c| c.differs),
+            sum(s, |c| c.denies),
             sum(s, |c| c.passes),
             sum(s, |c| c.fails),
             sum(s, |c| c.skipped),
@@ -180,6 +181,7 @@ fn list(list: &ShadowList) -> String {
         ("AGE", Whole),
         ("SAME", Whole),
         ("DIFFERS", Whole),
+        ("DENIES", Whole),
         ("NO OPINION", Whole),
         ("FAILS", Whole),
         ("SKIPPED", Whole),
@@ -208,12 +210,13 @@ fn comparisons(counts: &BTreeMap<Hook, Comparison>) -> String {
             hook.to_string(),
             c.same.to_string(),
             c.differs.to_string(),
+            c.denies.to_string(),
             c.passes.to_string(),
             c.fails.to_string(),
             c.skipped.to_string(),
         ]
     };
-    table(&["HOOK", "SAME", "DIFFERS", "NO OPINION", "FAILS", "SKIPPED"], counts.iter().map(row))
+    table(&["HOOK", "SAME", "DIFFERS", "DENIES", "NO OPINION", "FAILS", "SKIPPED"], counts.iter().map(row))
 }
 
 /// How many calls had no candidates; empty if none had.

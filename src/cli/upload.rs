@@ -43,7 +43,8 @@ pub struct PushArgs {
 
 pub(crate) fn run(args: &PushArgs, client: &Client, out: &mut Out) -> anyhow::Result<()> {
     let module = read_file(&args.file, u64::try_from(MODULE_BYTES_MAX)?)?;
-    let signature = args.signature.as_deref().map(signature).transpose()?;
+    let signature = args.signature.as_deref().map(read_signature).transpose()?;
+    let signature = signature.map(|signature| BASE64.encode(signature));
     let length = module.len().to_string();
     let mut headers = vec![("content-type", "application/wasm"), ("content-length", length.as_str())];
     headers.extend(signature.as_deref().map(|text| ("berth-signature", text)));
@@ -96,8 +97,11 @@ pub fn shipped_name(name: &str, label: &str) -> String {
     )
 }
 
-/// The signature in a file, in base64.
-fn signature(file: &Path) -> anyhow::Result<String> {
+/// The signature in a file: 64 bytes, or those bytes in base64.
+///
+/// # Errors
+/// If the file cannot be read, or has something else.
+pub fn read_signature(file: &Path) -> anyhow::Result<[u8; 64]> {
     let bytes = read_file(file, SIGNATURE_FILE_BYTES_MAX)?;
     let raw = <[u8; 64]>::try_from(bytes.as_slice()).ok();
     let text = || {
@@ -105,7 +109,7 @@ fn signature(file: &Path) -> anyhow::Result<String> {
         <[u8; 64]>::try_from(BASE64.decode(text).ok()?).ok()
     };
     match raw.or_else(text) {
-        Some(signature) => Ok(BASE64.encode(signature)),
+        Some(signature) => Ok(signature),
         None => bail!(
             "{} is not an Ed25519 signature: 64 bytes, as `openssl pkeyutl -sign -rawin` writes them, or those bytes in base64",
             file.display()
@@ -230,9 +234,9 @@ mod tests {
             path
         };
         let wanted = BASE64.encode([9; 64]);
-        assert_eq!(signature(&write("raw", &[9; 64])).unwrap(), wanted);
-        assert_eq!(signature(&write("text", format!("{wanted}\n").as_bytes())).unwrap(), wanted);
-        let says = signature(&write("short", &[9; 63])).unwrap_err().to_string();
+        assert_eq!(read_signature(&write("raw", &[9; 64])).unwrap(), [9; 64]);
+        assert_eq!(read_signature(&write("text", format!("{wanted}\n").as_bytes())).unwrap(), [9; 64]);
+        let says = read_signature(&write("short", &[9; 63])).unwrap_err().to_string();
         assert!(says.contains("openssl pkeyutl"), "{says}");
     }
 }

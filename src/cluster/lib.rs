@@ -37,7 +37,7 @@ pub use pod::convert_pod;
 pub use reviews::{ReviewError, Reviews, User};
 pub use settings::{
     ApiServer, ApiServerStatus, DraTask, FleetState, FleetTask, NodeLabelState, NodeLabelTask,
-    NodeStackState, OtherWriter, Settings, SlicesState, TaintRulesState, WatchedLabel,
+    NodeStackState, OtherWriter, PolicyPulled, Settings, SlicesState, TaintRulesState, WatchedLabel,
 };
 pub use taint_rules::marks_of_rules;
 pub use wait::{BACKOFF_MAX, RetryAfter};

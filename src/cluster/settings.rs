@@ -2,10 +2,11 @@
 
 use super::node_labels::Labels;
 use super::wait::{self, RetryAfter};
-use berth_core::PolicyService;
+use berth_core::{Lab, PolicyService};
 use berth_fleet::gpu_node::StackPhase;
 use berth_kernel::ids::names::GpuId;
 use berth_kernel::policy::stack::{FleetRevision, Stack, StackOrigin};
+use berth_oci::Puller;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::path::PathBuf;
@@ -177,6 +178,10 @@ fn not_yet() -> Option<String> {
 pub struct FleetTask {
     /// Activates stacks.
     pub policies: PolicyService,
+    /// Tries the policies of a stack before the stack is activated.
+    pub lab: Lab,
+    /// Pulls the policies that the node does not have.
+    pub puller: Puller,
     /// Whether the stack of the GPUNode may be activated: the devices of running pods were adopted.
     pub may_activate: watch::Receiver<bool>,
     /// Receives the errors.
@@ -204,6 +209,19 @@ pub struct NodeStackState {
     pub phase: Option<StackPhase>,
     /// Why the stack has not settled.
     pub why: Option<String>,
+    /// Whether the policies of the stack that have a `ref` are on the node; `None` if none has one.
+    pub pulled: Option<PolicyPulled>,
+}
+
+/// Whether the policies of a stack are on the node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PolicyPulled {
+    /// Whether they are.
+    pub is_pulled: bool,
+    /// The reason in a word.
+    pub reason: &'static str,
+    /// What is missing, and why.
+    pub message: String,
 }
 
 impl NodeStackState {

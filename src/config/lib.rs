@@ -46,6 +46,7 @@ use berth_kubelet::dra::grants_folder;
 use berth_kubelet::{Edits, ReconcileTiming};
 use berth_observe::logs::LogFormat;
 use berth_observe::trace::TracingSettings;
+use berth_oci::PullSettings;
 use checks::{Checks, address, in_range, invalid_because};
 use gpus::{HealthChecks, gpu_source, mig_strategy};
 use std::net::SocketAddr;
@@ -130,8 +131,8 @@ pub struct ClusterSettings {
     pub api_server: ApiServer,
     /// Labels of the node.
     pub labels: LabelSettings,
-    /// Whether the daemon writes its GPUNode and carries out GPUMaintenances.
-    pub fleet: bool,
+    /// Set if the daemon writes its GPUNode and carries out GPUMaintenances: where it pulls the policies that its GPUNode names.
+    pub fleet: Option<PullSettings>,
 }
 
 /// The admin API; a change needs a restart.
@@ -304,7 +305,7 @@ impl Config {
         let dra = file.dra.take().unwrap_or_default();
         let (dra, via) = dra.resolve(args.is_guard || api_server != ApiServer::Off, &mut checks);
         let fleet = file.fleet.take().unwrap_or_default();
-        let fleet = fleet.is_enabled(args.is_guard || api_server != ApiServer::Off, &mut checks);
+        let fleet = fleet.settings(args.is_guard || api_server != ApiServer::Off, &mut checks);
         let claim_grants = grants_folder(&kubelet.root_dir, &dra.driver);
         let folders = (kubelet.device_plugins_dir.clone(), claim_grants.clone());
         let guard = guard.resolve(source, enforcement, folders, &mut checks);

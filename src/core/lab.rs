@@ -2,12 +2,14 @@
 //! live ones ([`Lab::add_shadow`]), or on the live node ([`Lab::try_policy`]).
 
 mod comparison;
+mod gate;
 pub(crate) mod recorder;
 mod replay;
 pub(crate) mod shadow;
 mod trial;
 
 pub use comparison::{Candidate, Counts, CountsByHook, Difference};
+pub use gate::{GateError, GateReport, GateRules};
 pub use replay::Report;
 pub use shadow::{SHADOWS_MAX, Shadow};
 pub use trial::{
@@ -20,13 +22,15 @@ use crate::keeper::CommandError;
 use crate::policies::{PolicyService, Prepared};
 use crate::priority::lower_priority;
 use berth_kernel::node::command::NewStack;
-use berth_kernel::node::ports::{DecisionPage, Input, Journal, JournalError, JournalStats, PolicyRuntime};
+use berth_kernel::node::ports::{
+    DecisionPage, Input, InstallError, Journal, JournalError, JournalStats, PolicyRuntime,
+};
 use berth_kernel::node::refusal::Refusal;
 use berth_kernel::policy::decision::{Decision, Filter};
 use berth_kernel::policy::stack::{OnFault, Permissions, StackEntry, StackOrigin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// Concurrent replays: each uses a whole processor.
 const REPLAYS: usize = 1;
@@ -67,6 +71,8 @@ pub enum LabError {
         policy: String,
         /// The fault.
         fault: String,
+        /// Whether the machine may have caused the fault rather than the policy, so that a retry may succeed.
+        passing: bool,
     },
     /// The policy could not be tried.
     #[error("{0}")]
@@ -82,6 +88,20 @@ pub enum LabError {
     Stopping,
 }
 
+impl LabError {
+    /// Whether the same attempt may succeed later.
+    #[must_use]
+    pub fn may_succeed_later(&self) -> bool {
+        match self {
+            Self::None | Self::Fails { passing: false, .. } => false,
+            Self::Unprepared(unprepared) => {
+                !matches!(unprepared.error, InstallError::TooLarge { .. } | InstallError::NotAPolicy { .. })
+            }
+            _ => true,
+        }
+    }
+}
+
 fn cause(error: &JournalError) -> String {
     error.source.as_ref().map_or_else(String::new, |source| format!(": {source}"))
 }
@@ -89,7 +109,7 @@ fn cause(error: &JournalError) -> String {
 impl From<ActivateError> for LabError {
     fn from(error: ActivateError) -> Self {
         match error {
-            ActivateError::Fails { policy, fault, .. } => Self::Fails { policy, fault },
+            ActivateError::Fails { policy, fault, passing } => Self::Fails { policy, fault, passing },
             ActivateError::Unprepared(error) => Self::Unprepared(error),
             ActivateError::FileChanged => Self::Command(CommandError::Refused(Refusal::Moved)),
             ActivateError::Command(error) => Self::Command(error),
@@ -164,6 +184,16 @@ impl Lab {
     /// If another replay is running, there is no journal, or it cannot be read.
     pub async fn replay(&self, candidate: Candidate, filter: Filter, limit: u64) -> Result<Report, LabError> {
         let permit = Arc::clone(&self.replays).try_acquire_owned().map_err(|_| LabError::Busy)?;
+        self.replay_with(permit, candidate, filter, limit).await
+    }
+
+    async fn replay_with(
+        &self,
+        permit: OwnedSemaphorePermit,
+        candidate: Candidate,
+        filter: Filter,
+        limit: u64,
+    ) -> Result<Report, LabError> {
         let report = match self.prepare_candidate(&candidate).await {
             Ok(prepared) => {
                 let version = self.policies.kernel.snapshot().policies.get(&candidate.digest).cloned();
@@ -217,19 +247,20 @@ impl Lab {
     /// Starts a shadow.
     ///
     /// # Errors
-    /// If there are [`SHADOWS_MAX`] already, or the candidate fails on this node.
+    /// If callers have started [`SHADOWS_MAX`] already, or the candidate fails on this node.
     pub async fn add_shadow(&self, candidate: Candidate) -> Result<Shadow, LabError> {
-        if self.policies.shadows.all().len() >= SHADOWS_MAX {
+        if self.policies.shadows.is_full() {
             return Err(LabError::ShadowsFull);
         }
-        let added = match self.prepare_candidate(&candidate).await {
-            Ok(_prepared) => {
-                self.policies.shadows.add(candidate, self.policies.kernel.now()).ok_or(LabError::ShadowsFull)
-            }
-            Err(error) => Err(error),
-        };
+        let added = self.start_shadow(candidate, false).await;
         self.policies.unload_unused();
         added
+    }
+
+    async fn start_shadow(&self, candidate: Candidate, is_of_gate: bool) -> Result<Shadow, LabError> {
+        let _prepared = self.prepare_candidate(&candidate).await?;
+        let now = self.policies.kernel.now();
+        self.policies.shadows.add(candidate, now, is_of_gate).ok_or(LabError::ShadowsFull)
     }
 
     /// Ends a shadow, and returns it; `None` if there is no such shadow.

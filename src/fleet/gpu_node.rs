@@ -81,6 +81,10 @@ pub struct StackSpec {
         validation = Rule::new("duration(self) >= duration('10s') && duration(self) <= duration('24h')").message("soak must be a duration from 10s to 24h")
     )]
     pub soak: Option<String>,
+    /// The test of the new policies of the stack before its activation; none if absent. A policy is new if the active stack does not
+    /// have the same entry. Admissions are decisions of the hook `admit`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gate: Option<GateSpec>,
     /// The policies in the order of their calls.
     #[schemars(length(max = 8), extend("x-kubernetes-list-type" = "atomic"))]
     pub entries: Vec<EntrySpec>,
@@ -90,24 +94,78 @@ impl StackSpec {
     /// How long the stack must be active, without a suspended policy, before the stack is settled.
     #[must_use]
     pub fn soak(&self) -> Duration {
-        let given = self.soak.as_ref().and_then(|soak| soak.parse::<GoDuration>().ok());
-        given.filter(|soak| !soak.is_negative()).map_or(SOAK, |soak| Duration::from(soak).min(SOAK_MAX))
+        self.soak.as_deref().and_then(duration).unwrap_or(SOAK)
     }
 }
 
-/// The longest `soak`, as in its rule.
-const SOAK_MAX: Duration = Duration::from_secs(24 * 3600);
+/// The longest duration, as in the rules of `soak` and `shadowFor`.
+const DURATION_MAX: Duration = Duration::from_secs(24 * 3600);
+
+fn duration(text: &str) -> Option<Duration> {
+    let given = text.parse::<GoDuration>().ok().filter(|given| !given.is_negative())?;
+    Some(Duration::from(given).min(DURATION_MAX))
+}
+
+/// The test of the new policies of a stack before its activation.
+#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = Rule::new("has(self.replayDecisions) || has(self.shadowFor)").message("gate needs replayDecisions or shadowFor, or both")
+)]
+pub struct GateSpec {
+    /// How many recorded admissions of the node are replayed with each new policy, the newest first; none if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 10_000))]
+    pub replay_decisions: Option<u32>,
+    /// How long each new policy is then a shadow, which answers the node's admissions without effect: 10s to 24h; not at all if
+    /// absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 32))]
+    #[x_kube(
+        validation = Rule::new("duration(self) >= duration('10s') && duration(self) <= duration('24h')").message("shadowFor must be a duration from 10s to 24h")
+    )]
+    pub shadow_for: Option<String>,
+    /// The highest percentage of its answers, to recorded and to live admissions separately, with which a policy may deny what was
+    /// granted, or fail; 0 if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 100))]
+    pub max_new_denials_percent: Option<u32>,
+}
+
+impl GateSpec {
+    /// How long each policy answers the node's admissions; `None` for not at all.
+    #[must_use]
+    pub fn shadow_for(&self) -> Option<Duration> {
+        self.shadow_for.as_deref().and_then(duration)
+    }
+}
 
 /// A policy of a stack.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(KubeSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = Rule::new("has(self.ref) == has(self.manifest)").message("set both ref and manifest, or neither of them")
+)]
 pub struct EntrySpec {
     /// The name of the policy.
     #[schemars(length(min = 1, max = 63))]
     pub name: String,
-    /// `sha256:` and the digest of the policy's module, which `berth policy list -o json` shows on the node.
+    /// `sha256:` and the digest of the policy's module, which `berth policy list -o json` shows on the node and `berth policy pack`
+    /// prints.
     #[schemars(regex(pattern = "^sha256:[0-9a-f]{64}$"))]
     pub layer: String,
+    /// The repository, without a tag, from which a node that does not have the policy pulls it, such as
+    /// `registry.example/team/policy`. The configuration file of the daemon must allow it (`fleet.repositories`).
+    #[serde(default, rename = "ref", skip_serializing_if = "Option::is_none")]
+    #[schemars(
+        length(max = 255),
+        regex(pattern = "^[a-z0-9.-]+(:[0-9]+)?(/[a-z0-9]([a-z0-9._-]*[a-z0-9])?)+$")
+    )]
+    pub repository: Option<String>,
+    /// `sha256:` and the digest of the policy's manifest in the repository `ref`, which `berth policy pack` prints.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(regex(pattern = "^sha256:[0-9a-f]{64}$"))]
+    pub manifest: Option<String>,
     /// The policy's parameters, a JSON object as text, which the policy gets unchanged.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 2048))]
@@ -181,7 +239,7 @@ pub struct GpuNodeStatus {
     #[schemars(length(max = 16), extend("x-kubernetes-list-type" = "atomic"))]
     pub gpus: Option<Vec<GpuStatus>>,
     /// `GPUsAvailable`: False while a GPU is out of use, with the causes. `Synced`: False while the node does not have the stack of
-    /// the specification.
+    /// the specification. `PolicyPulled`: False while a policy of the stack that has a `ref` is not on the node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "crate::conditions")]
     pub conditions: Option<Vec<Condition>>,
@@ -211,8 +269,11 @@ pub struct StackStatus {
 /// The progress of the stack that `spec.stack` names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum StackPhase {
-    /// A policy of the stack is not on the node yet, or the daemon cannot activate the stack at present. The daemon retries.
+    /// A policy of the stack is not on the node yet, and is pulled if its entry has a `ref`; or the daemon cannot activate the stack at
+    /// present. The daemon retries.
     Pulling,
+    /// The gate tests the new policies of the stack. The active stack has not changed.
+    Gating,
     /// The stack is active. The daemon rolls the stack back if one of its policies is suspended.
     Soaking,
     /// The stack is active, and its soak has ended.
@@ -221,7 +282,7 @@ pub enum StackPhase {
     RolledBack,
     /// A policy of the stack was suspended during the soak, and no earlier stack could be activated again.
     Failed,
-    /// The stack cannot be used on the node. The active stack has not changed.
+    /// The stack cannot be used on the node, or has not passed its gate. The active stack has not changed.
     Refused,
     /// A phase of a later release.
     #[serde(other)]
@@ -235,6 +296,7 @@ impl StackPhase {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Pulling => "Pulling",
+            Self::Gating => "Gating",
             Self::Soaking => "Soaking",
             Self::Settled => "Settled",
             Self::RolledBack => "RolledBack",

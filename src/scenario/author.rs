@@ -14,7 +14,7 @@ use serde::Serialize;
 use std::path::{Path, PathBuf};
 
 /// The first bytes of a core module; a component has another version number.
-const CORE_MODULE: &[u8] = b"\0asm\x01\0\0\0";
+pub(crate) const CORE_MODULE: &[u8] = b"\0asm\x01\0\0\0";
 
 /// The result of `berth policy check`.
 #[derive(Default, Serialize)]
@@ -104,7 +104,7 @@ pub fn check(file: &Path, parameters: Option<&str>, out: &mut Out) -> anyhow::Re
     Ok(checked.ok)
 }
 
-fn read_module(file: &Path) -> anyhow::Result<Vec<u8>> {
+pub(crate) fn read_module(file: &Path) -> anyhow::Result<Vec<u8>> {
     // One byte more than allowed, so that `install` refuses the size with the daemon's error.
     read_file(file, u64::try_from(MODULE_BYTES_MAX)?.saturating_add(1))
 }

@@ -13,6 +13,7 @@ pub mod author;
 mod expect;
 mod format;
 mod node;
+pub mod pack;
 mod pods;
 pub mod policy_new;
 mod report;
@@ -85,6 +86,14 @@ impl PolicyTester {
     /// The daemon's error for such an upload.
     pub fn install(&self, module: &[u8]) -> Result<PolicyVersion, InstallError> {
         self.policies.install(module, BEGIN)
+    }
+
+    /// The component of an installed policy.
+    ///
+    /// # Errors
+    /// If its file is missing.
+    pub fn component(&self, version: &PolicyVersion) -> Result<Vec<u8>, InstallError> {
+        self.policies.read_all(&version.digest)
     }
 
     /// Returns a policy that is built into this program.

@@ -60,7 +60,7 @@ class Setup:
     `labels`: it labels the node with its GPUs, for which it must ask. `configs`: a label of the node chooses its stack
     among the files of `Berth.mount_configs`. `dra`: its DRA driver is enabled, and a GPU is moved in seconds.
     `claims`: the same, and all GPUs are granted through DRA from the start. `fleet`: the node takes part in the fleet.
-    `more_policies`: policies that are appended to the stack.
+    `more_policies`: policies that are appended to the stack. `more_settings`: returns further settings of the configuration file.
     """
 
     def __init__(
@@ -85,6 +85,7 @@ class Setup:
         claims: bool = False,
         fleet: bool = False,
         more_policies: tuple[str, ...] = (),
+        more_settings=None,
     ) -> None:
         self.gpus = gpus
         self.shares = shares
@@ -106,6 +107,7 @@ class Setup:
         self.claims = claims
         self.fleet = fleet
         self.more_policies = more_policies
+        self.more_settings = more_settings or dict
 
     @property
     def resource(self) -> str:
@@ -434,7 +436,7 @@ def _settings(setup: Setup, nvml_library: Path) -> dict:
         settings["containerRuntime"] = {"configFiles": [str(CONTAINERD_CONFIG)]}
     settings["cdi"] = {"folders": [str(CDI_SPECS)], "generate": "auto" if setup.own_spec else "never"}
     settings["containerEdits"] = edits
-    return settings
+    return {**settings, **setup.more_settings()}
 
 
 def write_cdi_spec(uuids: list[str]) -> None:

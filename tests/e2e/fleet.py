@@ -343,11 +343,46 @@ def stack_rolled_back(bench: Bench) -> str:
     return f"rolled_back_within_s={took:.1f}"
 
 
+def stack_gated(bench: Bench) -> str:
+    """The gate refuses a policy that denies every pod, both with recorded decisions and with live ones; meanwhile the node grants as
+    before. With a gate that allows the denials, the policy is activated."""
+    # The pods of the case before hold all GPUs in slices.
+    bench.node.cluster.kubectl("delete", "pod", *(pod.name for pod in bench.running), "--grace-period=1")
+    bench.running.clear()
+    bench.allocatable({SHARED: 2 * STACK_GPUS})
+    shares = _shares(bench, 2)
+    none = _entry(bench, "quota", {"default": {"devices": 0}})
+    name_stack(bench, "d" * 12, [none, shares], gate={"replayDecisions": 100})
+    until_phase(bench, "Refused", active="a" * 12)
+    replayed = gpu_node(bench)["status"]["stack"]["failed"]["reason"]
+    if "recorded admissions, policy quota@" not in replayed or f"denies {FAULTS}" not in replayed:
+        raise TestError(f"it shows {replayed}")
+    name_stack(bench, "e" * 12, [none, shares], gate={"shadowFor": "10s"})
+    until_phase(bench, "Gating", active="a" * 12)
+    if condition(gpu_node(bench)["status"], "Synced") != ("False", "Gating"):
+        raise TestError(f"its conditions are {gpu_node(bench)['status']['conditions']}")
+    pod = bench.pod("gated", {"main": 1}, resource=SHARED)
+    bench.start(pod)
+    until_phase(bench, "Refused", active="a" * 12, seconds=10 + REPORTED_SECONDS)
+    shadowed = gpu_node(bench)["status"]["stack"]["failed"]["reason"]
+    if "of 1 live admissions, policy quota@" not in shadowed:
+        raise TestError(f"it shows {shadowed}")
+    pod.beats("main")
+    name_stack(bench, "e" * 12, [none, shares], gate={"shadowFor": "10s", "replayDecisions": 100, "maxNewDenialsPercent": 100})
+    until_phase(bench, "Soaking", active="e" * 12, seconds=10 + REPORTED_SECONDS)
+    name_stack(bench, "a" * 12, [shares])
+    until_phase(bench, "Settled", active="a" * 12, seconds=SOAK_SECONDS + REPORTED_SECONDS)
+    return shadowed
+
+
 def stack_refused(bench: Bench) -> str:
     """What the definition or the node cannot accept is refused with the reason, and the active stack stays."""
     shares = _shares(bench, 2)
     for changes, words in (
         ({"soak": "9s"}, "from 10s to 24h"),
+        ({"gate": {}}, "replayDecisions or shadowFor"),
+        ({"gate": {"shadowFor": "9s"}}, "from 10s to 24h"),
+        ({"gate": {"replayDecisions": 0}}, "greater than or equal to 1"),
         ({"revision": "a"}, "should match"),
         ({"policy": ""}, "policy"),
         ({"entries": [shares] * 9}, "at most 8 items"),
@@ -387,10 +422,14 @@ def restart(bench: Bench) -> None:
 
 def _shares(bench: Bench, replicas: int) -> dict:
     """An entry that divides each GPU."""
+    return _entry(bench, "timeslice", {"replicas": replicas, "resource": SHARED})
+
+
+def _entry(bench: Bench, name: str, parameters: dict) -> dict:
+    """An entry of a policy that comes with the daemon."""
     listed = json.loads(bench.berth.cli("policy", "list", "-o", "json"))["items"]
-    (digest,) = [one["digest"] for one in listed if one["name"] == "timeslice"]
-    parameters = json.dumps({"replicas": replicas, "resource": SHARED})
-    return {"name": "timeslice", "layer": f"sha256:{digest}", "parameters": parameters}
+    (digest,) = [one["digest"] for one in listed if one["name"] == name and one["shipped"]]
+    return {"name": name, "layer": f"sha256:{digest}", "parameters": json.dumps(parameters)}
 
 
 def name_stack(bench: Bench, revision: str, entries: list[dict], soak: str = f"{SOAK_SECONDS}s", **more) -> None:
@@ -487,6 +526,7 @@ SCENARIOS = [
         {
             "the stack that a GPUNode names is activated, soaks and settles": stack_settles,
             "a stack of a GPUNode is rolled back when one of its policies is suspended": stack_rolled_back,
+            "a stack of a GPUNode that denies too much is stopped by its gate": stack_gated,
             "a stack of a GPUNode that cannot be used is refused, and the active one stays": stack_refused,
         },
         cluster=True,

@@ -35,6 +35,7 @@ import kubelet  # noqa: E402
 import machine  # noqa: E402
 import nvidia  # noqa: E402
 import places  # noqa: E402
+import policies  # noqa: E402
 import reuse  # noqa: E402
 from bench import Bench  # noqa: E402
 from berth import Berth  # noqa: E402
@@ -46,7 +47,7 @@ from scenario import Scenario  # noqa: E402
 
 #: Those of a standalone kubelet first: a kubelet that has joined a cluster stays in it. The full node's own come before
 #: all others of a cluster, whose devices a kubelet goes on to count for five minutes: the first of them wants a new node.
-_FILES = (cases, cdi, fullnode, guard, limits, bypass, changeover, drains, dra, dra_conformance, dra_slices, fleet, reuse)
+_FILES = (cases, cdi, fullnode, guard, limits, bypass, changeover, drains, dra, dra_conformance, dra_slices, fleet, policies, reuse)
 SCENARIOS = sorted((scenario for file in _FILES for scenario in file.SCENARIOS), key=lambda s: s.cluster)
 
 

@@ -78,7 +78,7 @@ pub(crate) async fn replay(
 /// List shadows
 ///
 /// Lists the policies that are called in addition to the stack, each with the comparison of its answers with those of
-/// the stack, and the newest differences. There are at most four.
+/// the stack, and the newest differences. There are at most four, and those of a gate.
 #[utoipa::path(get, path = "", responses((status = 200, description = "The shadows", body = ShadowList)))]
 pub(crate) async fn list(state: Data<State>, request: HttpRequest) -> HandlerResult {
     let items = state.lab.shadows().iter().map(shadow_body).collect();
@@ -192,8 +192,9 @@ fn difference(difference: &berth_core::lab::Difference) -> Difference {
 
 fn counts(counts: &BTreeMap<hooks::Hook, berth_core::lab::Counts>) -> BTreeMap<Hook, Comparison> {
     let one = |(hook, counts): (&hooks::Hook, &berth_core::lab::Counts)| {
-        let berth_core::lab::Counts { same, differs, passes, fails, skipped, without_candidates } = *counts;
-        ((*hook).into(), Comparison { same, differs, passes, fails, skipped, without_candidates })
+        let berth_core::lab::Counts { same, differs, denies, passes, fails, skipped, without_candidates } =
+            *counts;
+        ((*hook).into(), Comparison { same, differs, denies, passes, fails, skipped, without_candidates })
     };
     counts.iter().map(one).collect()
 }

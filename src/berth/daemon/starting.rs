@@ -24,6 +24,7 @@ use berth_kernel::node::ports::{Gpus, GpusError, StoreError};
 use berth_kernel::node::refusal::Refusal;
 use berth_kernel::policy::stack::StackOrigin;
 use berth_kubelet::dra::{adopt_claims, grants_folder};
+use berth_oci::Puller;
 use berth_store::SledStore;
 use berth_strategy::{StrategySettings, StrategyTask};
 use berth_wasm::WasmPolicies;
@@ -321,13 +322,15 @@ impl Base {
         settings.labels = self.labels.node_task();
         settings.other_writer = self.labels.other_writer();
         settings.dra = self.dra_task();
-        if self.config.cluster.fleet {
+        if let Some(pull) = self.config.cluster.fleet.clone() {
             let state = watch::Sender::default();
             let stack = NodeStackState::before_reading(&self.kernel().snapshot().stack);
             let stack = watch::Sender::new(stack);
             self.progress.set_fleet(state.subscribe(), stack.subscribe());
-            let (policies, may_activate) = (self.policies().clone(), self.may_activate.subscribe());
-            settings.fleet = Some(FleetTask { policies, may_activate, state, stack });
+            let (policies, lab) = (self.policies().clone(), self.core.core.lab.clone());
+            let may_activate = self.may_activate.subscribe();
+            let puller = Puller::new(pull);
+            settings.fleet = Some(FleetTask { policies, lab, puller, may_activate, state, stack });
         }
         settings.watched_label = self.configuration.as_ref().map(Configuration::watched_label);
         let cluster = berth_cluster::start(settings, self.kernel().clone(), batches);

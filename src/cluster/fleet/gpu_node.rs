@@ -6,7 +6,7 @@
 
 use super::super::client::{RequestError, request};
 use super::super::condition::{Availability, availability};
-use super::super::settings::{FleetTask, NodeStackState, Settings};
+use super::super::settings::{FleetTask, NodeStackState, PolicyPulled, Settings};
 use super::super::wait::{Backoff, REFRESH_MEAN, after_loss, jittered, random, retry_at};
 use super::{ConditionContent, ErrorSource, NO_KIND, conditions, time};
 use berth_core::KernelHandle;
@@ -92,7 +92,10 @@ impl Report {
     fn of(ledger: &Ledger, stack: &NodeStackState) -> Self {
         let Availability { is_available, reason, message } = availability(ledger);
         let available = ConditionContent { type_: "GPUsAvailable", status: is_available, reason, message };
-        let conditions = [available].into_iter().chain(synced(stack)).collect();
+        let pulled = stack.pulled.clone().map(|PolicyPulled { is_pulled, reason, message }| {
+            ConditionContent { type_: "PolicyPulled", status: is_pulled, reason, message }
+        });
+        let conditions = [available].into_iter().chain(synced(stack)).chain(pulled).collect();
         let of_stack = GpuNodeStatus {
             observed_generation: stack.generation,
             stack: Some(stack_status(ledger, stack)),

@@ -4,6 +4,7 @@
 mod gpu_node;
 mod maintenance;
 pub(super) mod node_stack;
+mod policy_pull;
 
 use super::settings::{FleetTask, Settings};
 use berth_core::KernelHandle;

@@ -5,16 +5,18 @@
 //! bad stack is rolled back without a controller, without the API server, and after a restart.
 
 use super::super::object_watch::{Cause, Event, events};
-use super::super::settings::{FleetTask, NodeStackState, Settings};
+use super::super::settings::{FleetTask, NodeStackState, PolicyPulled, Settings};
 use super::super::wait::{Backoff, jittered, random};
+use super::policy_pull::{PolicyPull, PolicyPullError};
 use super::{ErrorSource, NO_KIND};
 use berth_core::keeper::CommandError;
+use berth_core::lab::{GateError, GateReport, GateRules};
 use berth_core::policies::{ResolveError, resolve_version};
 use berth_core::stack::PolicyStatuses;
 use berth_core::{ActivateError, FileStack, KernelHandle, PolicyService};
 use berth_fleet::gpu_node::{
-    ENTRIES_BYTES_MAX, ENTRIES_MAX, EntrySpec, GpuNode, OnFault as OnFaultSpec, PermissionsSpec, SOAK,
-    StackPhase, StackSpec,
+    ENTRIES_BYTES_MAX, ENTRIES_MAX, EntrySpec, GateSpec, GpuNode, OnFault as OnFaultSpec, PermissionsSpec,
+    SOAK, StackPhase, StackSpec,
 };
 use berth_kernel::node::command::{Command, NewStack};
 use berth_kernel::node::ledger::Ledger;
@@ -28,8 +30,10 @@ use futures_util::stream::once;
 use kube::{Api, Client};
 use serde_json::{Map, Value};
 use std::future::pending;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
+use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until};
 
 /// What is watched, for errors.
@@ -74,6 +78,9 @@ pub(crate) async fn keep(
     let mut node_stack = NodeStack::new(task.stack.borrow().clone());
     let mut backoff = Backoff::new(settings.retry_interval);
     let (mut watch_from, mut is_current) = (Instant::now(), false);
+    let pull_lock = Arc::default();
+    // Tasks of their own, which end when the set is dropped: a rollback must not wait for what they hold.
+    let mut work: JoinSet<Done> = JoinSet::new();
     loop {
         let ledger = snapshots.borrow_and_update().clone();
         let suspended = suspension(&ledger, &statuses.borrow_and_update());
@@ -83,17 +90,40 @@ pub(crate) async fn keep(
         task.report(&node_stack.state);
         let wake = match next {
             Next::Wait(until) => until,
+            Next::Pull(pull) => {
+                let (puller, policies) = (task.puller.clone(), task.policies.clone());
+                let pull_lock = Arc::clone(&pull_lock);
+                work = JoinSet::new();
+                work.spawn(async move { Done::Pull(pull.run(&puller, &pull_lock, &policies).await) });
+                node_stack.work = Some(Work::Pull);
+                continue;
+            }
+            Next::Gate { stack, rules } => {
+                let lab = task.lab.clone();
+                work = JoinSet::new();
+                work.spawn(async move { Done::Gate(lab.pass_gate(&stack, &rules).await) });
+                node_stack.work = Some(Work::Gate);
+                node_stack.gated_stack = ledger.stack.revision;
+                continue;
+            }
             next => {
                 node_stack.act(next, &ledger, kernel, &task.policies).await;
                 continue;
             }
         };
+        if node_stack.work.is_none() {
+            work = JoinSet::new();
+        }
         let next_event = async {
             sleep_until(watch_from).await;
             stream.next().await
         };
         let event = tokio::select! {
             event = next_event => event,
+            Some(done) = work.join_next() => {
+                node_stack.note_done(done.unwrap_or_else(|error| Done::Lost(error.to_string())));
+                continue;
+            }
             changed = snapshots.changed() => {
                 if changed.is_err() {
                     return pending().await;
@@ -171,6 +201,11 @@ struct NodeStack {
     may_activate: bool,
     /// Why the stack of the specification cannot be used; `None` if that is not known.
     refused: Option<String>,
+    gate: Gate,
+    /// The revision of the stack that was active when the gate began.
+    gated_stack: u64,
+    /// The pull or gate that runs concurrently with the loop, for the stack of the specification.
+    work: Option<Work>,
     /// The revision of the active stack whose soak lasts, and its begin.
     soak: Option<(u64, Instant)>,
     /// The number of rollbacks in a row that failed, each to another stack.
@@ -179,6 +214,30 @@ struct NodeStack {
     activation: Retry,
     /// The same of a rollback, or of recording that the stack has settled.
     rollback: Retry,
+}
+
+/// Whether the stack of the specification has passed its gate.
+#[derive(Debug, PartialEq, Eq)]
+enum Gate {
+    NotPassed,
+    Passed,
+    /// It has failed, and why.
+    Failed(String),
+}
+
+/// An operation that takes long, so it runs concurrently with the loop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Work {
+    Pull,
+    Gate,
+}
+
+/// The result of a [`Work`].
+enum Done {
+    Pull(Result<(), PolicyPullError>),
+    Gate(Result<GateReport, GateError>),
+    /// The task has panicked.
+    Lost(String),
 }
 
 /// When an action is tried again.
@@ -207,6 +266,10 @@ enum Next {
     Wait(Option<Instant>),
     /// Record that the active stack has settled.
     Settle,
+    /// Pull a policy that the node does not have.
+    Pull(PolicyPull),
+    /// Try the stack that the specification names.
+    Gate { stack: NewStack, rules: GateRules },
     /// Activate the stack that the specification names.
     Activate(NewStack),
     /// Activate again a stack that was active before the failed one.
@@ -220,6 +283,9 @@ impl NodeStack {
             spec: None,
             may_activate: false,
             refused: None,
+            gate: Gate::NotPassed,
+            gated_stack: 0,
+            work: None,
             soak: None,
             failed_rollbacks: 0,
             activation: Retry::default(),
@@ -233,6 +299,7 @@ impl NodeStack {
             object.map(|object| (object.spec.stack, object.metadata.generation)).unwrap_or_default();
         if self.spec != spec {
             self.spec = spec;
+            (self.gate, self.work) = (Gate::NotPassed, None);
             self.try_again();
         }
         let revision = |spec: &StackSpec| FleetRevision {
@@ -248,7 +315,7 @@ impl NodeStack {
     /// Forgets failures that a new specification or an upload may have mended.
     fn try_again(&mut self) {
         (self.activation, self.rollback) = (Retry::default(), Retry::default());
-        (self.refused, self.failed_rollbacks) = (None, 0);
+        (self.refused, self.failed_rollbacks, self.state.pulled) = (None, 0, None);
     }
 
     fn next(&mut self, ledger: &Ledger, suspended: Option<&str>, file: &FileStack, now: Instant) -> Next {
@@ -303,27 +370,21 @@ impl NodeStack {
         wake: Option<Instant>,
         now: Instant,
     ) -> Next {
-        let entries = match entries(spec, ledger) {
-            Ok(entries) => entries,
-            Err(Unusable::Missing(why)) => {
-                self.set(StackPhase::Pulling, Some(&why));
-                return Next::Wait(wake);
-            }
-            Err(Unusable::Invalid(why)) => {
-                if self.refused.is_none() {
-                    self.refuse(&why);
-                }
-                return Next::Wait(wake);
-            }
-        };
+        let found = entries(spec, &wanted.policy, ledger);
+        // What is new in the stack depends on the active one.
+        if self.gated_stack != ledger.stack.revision && !matches!(self.gate, Gate::Failed(_)) {
+            self.gate = Gate::NotPassed;
+            self.work = self.work.filter(|work| *work != Work::Gate);
+        }
         if let StackOrigin::Fleet { revision, is_settled } = &ledger.stack.origin
             && is_same(revision, &wanted)
-            && ledger.stack.entries == entries
+            && found.as_ref().is_ok_and(|entries| *entries == ledger.stack.entries)
         {
             let seconds = spec.soak().as_secs();
             let why = format!(
                 "the stack is settled if none of its policies is suspended within {seconds} s of the activation"
             );
+            self.note_found(spec, &found);
             match is_settled {
                 true => self.set(StackPhase::Settled, None),
                 false => self.set(StackPhase::Soaking, Some(&why)),
@@ -333,10 +394,20 @@ impl NodeStack {
         if let Some(failed) = ledger.stack.failed.as_ref().filter(|failed| is_same(&failed.revision, &wanted))
         {
             self.set(StackPhase::RolledBack, Some(&failed.reason));
+            self.state.pulled = None;
             return Next::Wait(wake);
         }
-        if let Some(why) = self.refused.clone() {
+        self.note_found(spec, &found);
+        let failed_gate = match &self.gate {
+            Gate::Failed(why) => Some(why.clone()),
+            _ => None,
+        };
+        if let Some(why) = failed_gate.or_else(|| self.refused.clone()) {
             self.set(StackPhase::Refused, Some(&why));
+            return Next::Wait(wake);
+        }
+        if let Err(Unusable::Missing { why, pull: None }) = &found {
+            self.set(StackPhase::Pulling, Some(why));
             return Next::Wait(wake);
         }
         if !self.may_activate {
@@ -346,12 +417,55 @@ impl NodeStack {
         if !self.activation.is_due(now) {
             return Next::Wait(self.activation.at.into_iter().chain(wake).min());
         }
-        if self.activation.failures == 0 {
-            self.set(StackPhase::Pulling, Some("the stack is being activated"));
+        if self.work.is_some() {
+            return Next::Wait(wake);
+        }
+        let is_first = self.activation.failures == 0;
+        let entries = match found {
+            Ok(entries) => entries,
+            Err(Unusable::Missing { pull: Some(pull), .. }) => {
+                if is_first {
+                    self.set(StackPhase::Pulling, Some(&format!("the node pulls {}", pull.reference())));
+                }
+                return Next::Pull(*pull);
+            }
+            Err(_) => return Next::Wait(wake),
+        };
+        let rules = spec.gate.as_ref().filter(|_| self.gate != Gate::Passed).map(gate_rules);
+        match &rules {
+            Some(rules) => self.set(StackPhase::Gating, Some(&describe(rules))),
+            None if is_first => self.set(StackPhase::Pulling, Some("the stack is being activated")),
+            None => {}
         }
         let (by, why) = (wanted.policy.clone(), format!("revision {}", wanted.revision));
         let origin = StackOrigin::Fleet { revision: wanted, is_settled: false };
-        Next::Activate(NewStack { origin, failed: None, by, why, entries })
+        let stack = NewStack { origin, failed: None, by, why, entries };
+        match rules {
+            Some(rules) => Next::Gate { stack, rules },
+            None => Next::Activate(stack),
+        }
+    }
+
+    /// Notes which policies the node has, and refuses entries that can never be used.
+    fn note_found(&mut self, spec: &StackSpec, found: &Result<Vec<StackEntry>, Unusable>) {
+        let has_refs = spec.entries.iter().any(|entry| entry.repository.is_some());
+        let pulled = |is_pulled, reason, message: &str| {
+            Some(PolicyPulled { is_pulled, reason, message: message.to_owned() }).filter(|_| has_refs)
+        };
+        match found {
+            Ok(_) => self.state.pulled = pulled(true, "Pulled", "the node has all policies of the stack"),
+            // The reason of a failure is more precise.
+            Err(Unusable::Missing { why, .. }) if self.state.pulled.as_ref().is_none_or(|p| p.is_pulled) => {
+                self.state.pulled = pulled(false, "Pulling", why);
+            }
+            Err(Unusable::Missing { .. }) => {}
+            Err(Unusable::Invalid(why)) => {
+                self.state.pulled = pulled(false, "Invalid", why);
+                if self.refused.is_none() {
+                    self.refuse(why);
+                }
+            }
+        }
     }
 
     /// The end of the soak of the active stack; `None` while its length is not known. A restart begins the soak again.
@@ -394,7 +508,7 @@ impl NodeStack {
     async fn act(&mut self, next: Next, ledger: &Ledger, kernel: &KernelHandle, policies: &PolicyService) {
         let revision = ledger.stack.revision;
         match next {
-            Next::Wait(_) => {}
+            Next::Wait(_) | Next::Pull(_) | Next::Gate { .. } => {}
             Next::Settle => match kernel.execute(Command::SettleStack { revision }).await {
                 Ok(_) => {
                     tracing::info!(why = ledger.stack.why, "the stack of the GPUNode has settled");
@@ -426,6 +540,69 @@ impl NodeStack {
                         tracing::error!(why, %error, "the stack of the GPUNode has failed, but an earlier stack could not be activated again; the daemon tries another one, or tries again");
                         self.note_not_rolled_back(ledger, &error, &why);
                     }
+                }
+            }
+        }
+    }
+
+    fn note_done(&mut self, done: Done) {
+        self.work = None;
+        match done {
+            Done::Pull(result) => self.note_pull(result),
+            Done::Gate(result) => self.note_gate(result),
+            Done::Lost(error) => {
+                tracing::error!(error, "a pull or a gate has failed unexpectedly; the daemon tries again");
+                self.set(StackPhase::Pulling, Some(&format!("a fault of the daemon: {error}")));
+                self.activation.note_failed(RETRY_FIRST);
+            }
+        }
+    }
+
+    fn note_pull(&mut self, result: Result<(), PolicyPullError>) {
+        let Err(error) = result else {
+            (self.activation, self.state.pulled) = (Retry::default(), None);
+            return;
+        };
+        let why = error.to_string();
+        self.state.pulled =
+            Some(PolicyPulled { is_pulled: false, reason: error.reason(), message: cut(&why) });
+        if error.may_succeed_later() {
+            tracing::warn!(
+                why,
+                "a policy of the stack that the GPUNode names was not pulled; the daemon tries again"
+            );
+            self.set(StackPhase::Pulling, Some(&why));
+            self.activation.note_failed(RETRY_FIRST);
+        } else {
+            self.refuse(&why);
+        }
+    }
+
+    fn note_gate(&mut self, result: Result<GateReport, GateError>) {
+        match result {
+            Ok(GateReport { replayed, shadowed }) => {
+                tracing::info!(replayed, shadowed, "the stack of the GPUNode has passed its gate");
+                self.gate = Gate::Passed;
+                self.activation = Retry::default();
+            }
+            Err(GateError::Activation(error)) => self.note_not_activated(&error),
+            Err(error) => {
+                let why = error.to_string();
+                let is_final = match error {
+                    GateError::Failed(_) => true,
+                    GateError::Lab(error) => !error.may_succeed_later(),
+                    GateError::Activation(_) | GateError::ShadowEnded => false,
+                };
+                if is_final {
+                    self.refuse(&why);
+                    self.gate = Gate::Failed(cut(&why));
+                } else {
+                    tracing::warn!(
+                        why,
+                        "the gate of the stack that the GPUNode names could not be completed; the daemon tries again"
+                    );
+                    self.set(StackPhase::Gating, Some(&why));
+                    self.activation.note_failed(RETRY_FIRST);
                 }
             }
         }
@@ -469,7 +646,7 @@ impl NodeStack {
     }
 
     fn refuse(&mut self, why: &str) {
-        tracing::error!(why, "the stack that the GPUNode names cannot be used on this node");
+        tracing::error!(why, "the stack that the GPUNode names is refused; the active stack stays");
         self.refused = Some(cut(why));
         self.set(StackPhase::Refused, Some(why));
     }
@@ -482,6 +659,23 @@ impl NodeStack {
 /// Whether both are the same attempt of a revision. The name of the stack is only shown.
 fn is_same(one: &FleetRevision, other: &FleetRevision) -> bool {
     one.revision == other.revision && one.attempt == other.attempt
+}
+
+fn gate_rules(gate: &GateSpec) -> GateRules {
+    GateRules {
+        replay_decisions: gate.replay_decisions.unwrap_or_default().into(),
+        shadow_for: gate.shadow_for().unwrap_or_default(),
+        new_denials_percent_max: gate.max_new_denials_percent.unwrap_or_default().into(),
+    }
+}
+
+fn describe(rules: &GateRules) -> String {
+    let GateRules { replay_decisions, shadow_for, .. } = rules;
+    let replay = (*replay_decisions > 0)
+        .then(|| format!("they are replayed with at most {replay_decisions} recorded admissions"));
+    let shadow = (!shadow_for.is_zero()).then(|| format!("they are shadows for {} s", shadow_for.as_secs()));
+    let steps: Vec<String> = replay.into_iter().chain(shadow).collect();
+    format!("the gate tests the new policies: {}", steps.join(", then "))
 }
 
 fn cut(text: &str) -> String {
@@ -530,13 +724,16 @@ fn may_succeed_later(error: &ActivateError) -> bool {
 /// Why the entries of a specification cannot be used.
 #[derive(Debug)]
 enum Unusable {
-    /// The node does not have a policy; an upload may add it.
-    Missing(String),
+    /// The node does not have a policy. It can be pulled, or a caller may upload it.
+    Missing {
+        why: String,
+        pull: Option<Box<PolicyPull>>,
+    },
     Invalid(String),
 }
 
-/// The entries of a specification.
-fn entries(spec: &StackSpec, ledger: &Ledger) -> Result<Vec<StackEntry>, Unusable> {
+/// The entries of a specification. `by` is the name of the stack.
+fn entries(spec: &StackSpec, by: &str, ledger: &Ledger) -> Result<Vec<StackEntry>, Unusable> {
     let bytes = serde_json::to_vec(&spec.entries).map_or(usize::MAX, |json| json.len());
     if bytes > ENTRIES_BYTES_MAX {
         return Err(Unusable::Invalid(format!(
@@ -549,14 +746,23 @@ fn entries(spec: &StackSpec, ledger: &Ledger) -> Result<Vec<StackEntry>, Unusabl
             spec.entries.len()
         )));
     }
-    spec.entries.iter().enumerate().map(|(place, given)| entry(given, place, ledger)).collect()
+    spec.entries.iter().enumerate().map(|(place, given)| entry(given, place, by, ledger)).collect()
 }
 
-fn entry(given: &EntrySpec, place: usize, ledger: &Ledger) -> Result<StackEntry, Unusable> {
-    let EntrySpec { name, layer, parameters, permissions, on_fault } = given;
+fn entry(given: &EntrySpec, place: usize, by: &str, ledger: &Ledger) -> Result<StackEntry, Unusable> {
+    let EntrySpec { name, layer, parameters, permissions, on_fault, .. } = given;
     let invalid = |why: String| Unusable::Invalid(format!("entries[{place}]: {why}"));
+    let pull = PolicyPull::of(given, by).map_err(invalid)?.map(Box::new);
     let version = resolve_version(ledger, name, Some(layer)).map_err(|error| match error {
-        ResolveError::Missing(why) => Unusable::Missing(format!("entries[{place}]: {why}")),
+        ResolveError::Missing(why) => {
+            let why = match &pull {
+                Some(pull) => format!("entries[{place}]: the node pulls policy {name} from {}", pull.reference()),
+                None => format!(
+                    "entries[{place}]: {why}, with `berth policy push`, or set `ref` and `manifest` of the entry"
+                ),
+            };
+            Unusable::Missing { why, pull }
+        }
         ResolveError::Invalid(why) => invalid(why),
     })?;
     let parameters = parameters.clone().unwrap_or_else(|| "{}".to_owned());

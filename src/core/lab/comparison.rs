@@ -30,6 +30,8 @@ pub struct Counts {
     pub same: u64,
     /// Answers with another effect.
     pub differs: u64,
+    /// Answers among `differs` that deny what was granted.
+    pub denies: u64,
     /// Calls that passed.
     pub passes: u64,
     /// Calls that failed.
@@ -54,6 +56,8 @@ pub struct Difference {
     pub hook: Hook,
     /// Whether the candidate failed.
     pub failed: bool,
+    /// Whether the candidate denies what was granted.
+    pub is_denial: bool,
     /// Description of the difference, or the fault.
     pub message: String,
 }
@@ -68,7 +72,7 @@ impl Difference {
         comparison: AnswerComparison,
     ) -> Option<Self> {
         let counts = counts.entry(hook).or_default();
-        let (failed, message) = match comparison {
+        let (failed, is_denial, message) = match comparison {
             AnswerComparison::Same => {
                 counts.same += 1;
                 return None;
@@ -79,13 +83,18 @@ impl Difference {
             }
             AnswerComparison::Differs(message) => {
                 counts.differs += 1;
-                (false, message)
+                (false, false, message)
+            }
+            AnswerComparison::Denies(message) => {
+                counts.differs += 1;
+                counts.denies += 1;
+                (false, true, message)
             }
             AnswerComparison::Fails(message) => {
                 counts.fails += 1;
-                (true, message)
+                (true, false, message)
             }
         };
-        Some(Self { seq, at_wall_ms, hook, failed, message })
+        Some(Self { seq, at_wall_ms, hook, failed, is_denial, message })
     }
 }

@@ -11,7 +11,8 @@ use berth_kernel::policy::decision::NewDecision;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 
-/// Most concurrent shadows: each is called as often as the stack.
+/// Most concurrent shadows that callers start: each is called as often as the stack. A gate has one for each of its policies in
+/// addition.
 pub const SHADOWS_MAX: usize = 4;
 /// Most differences kept of each shadow, newest last.
 const DIFFERENCES_MAX: usize = 32;
@@ -29,6 +30,8 @@ pub struct Shadow {
     pub counts: CountsByHook,
     /// The newest differences and faults.
     pub differences: VecDeque<Difference>,
+    /// Whether it is of a gate, not of a caller.
+    is_of_gate: bool,
 }
 
 /// The number of the newest shadow, and all current ones.
@@ -40,10 +43,15 @@ impl Shadows {
         self.0.lock().1.clone()
     }
 
-    /// Adds a shadow. `None` if there are [`SHADOWS_MAX`] already.
-    pub(crate) fn add(&self, candidate: Candidate, since: Now) -> Option<Shadow> {
+    /// Whether callers have started [`SHADOWS_MAX`].
+    pub(crate) fn is_full(&self) -> bool {
+        is_full(&self.0.lock().1)
+    }
+
+    /// Adds a shadow. `None` for one of a caller if [`Shadows::is_full`].
+    pub(crate) fn add(&self, candidate: Candidate, since: Now, is_of_gate: bool) -> Option<Shadow> {
         let mut state = self.0.lock();
-        if state.1.len() >= SHADOWS_MAX {
+        if !is_of_gate && is_full(&state.1) {
             return None;
         }
         state.0 += 1;
@@ -53,6 +61,7 @@ impl Shadows {
             since,
             counts: CountsByHook::new(),
             differences: VecDeque::new(),
+            is_of_gate,
         };
         state.1.push(shadow.clone());
         Some(shadow)
@@ -97,6 +106,10 @@ impl Shadows {
             }
         }
     }
+}
+
+fn is_full(shadows: &[Shadow]) -> bool {
+    shadows.iter().filter(|shadow| !shadow.is_of_gate).count() >= SHADOWS_MAX
 }
 
 /// Whether the candidate may have rules about pods, and was called without candidates.

@@ -19,6 +19,8 @@ pub enum AnswerComparison {
     Same,
     /// The effect differs; the text says how.
     Differs(String),
+    /// The candidate denies what was granted, with this reason.
+    Denies(String),
     /// The candidate passes.
     Passes,
     /// The candidate fails, with this error message.
@@ -39,7 +41,13 @@ pub fn compare(
     let own = calls.iter().find(|call| call.policy.split('@').next() == Some(name));
     match own.map(|call| &call.outcome) {
         Some(CallOutcome::Answer(answer)) => {
-            compare_outcome(question, &outcome_of(answer, name), result, true)
+            match compare_outcome(question, &outcome_of(answer, name), result, true) {
+                // Another policy or the kernel has not granted it.
+                AnswerComparison::Denies(message) if !matches!(outcome, Outcome::Granted(_)) => {
+                    AnswerComparison::Differs(message)
+                }
+                comparison => comparison,
+            }
         }
         _ => compare_outcome(question, outcome, result, false),
     }
@@ -90,6 +98,9 @@ fn compare_outcome(
         (Answer::Allow(_), Outcome::Denied { .. }) if !is_own_answer => None,
         (Answer::Allow(_), Outcome::Denied { by, reason }) => {
             Some(format!("allows what {by} denied: {reason}"))
+        }
+        (Answer::Deny(reason), Outcome::Granted(_)) => {
+            return AnswerComparison::Denies(format!("denies: {reason}"));
         }
         (Answer::Deny(reason), _) => Some(format!("denies: {reason}")),
         (Answer::Offer(offers), Outcome::Offered(before)) => offer_difference(before, &offers.parts),
@@ -282,6 +293,11 @@ mod tests {
         assert_eq!(same("quota", Terms::default()), AnswerComparison::Same);
         assert_eq!(same("memory", memory), AnswerComparison::Same);
         assert_eq!(text_of(same("memory", Terms::default())), "memory limit none instead of 4096 MiB");
+        let deny = Ok(Some(Answer::Deny("no".into())));
+        let compared = |outcome| super::compare(&question, &calls, outcome, "quota", &deny);
+        assert_eq!(compared(&granted), AnswerComparison::Denies("denies: no".into()));
+        let refused = Outcome::Refused { reason: "held".into() };
+        assert_eq!(compared(&refused), AnswerComparison::Differs("denies: no".into()));
         let denied = Outcome::Denied { by: "quota@1".into(), reason: "no".into() };
         let calls = [call("quota@1", CallOutcome::Answer(Answer::Deny("no".into())))];
         let allow = Ok(Some(Answer::Allow(Terms::default())));
@@ -294,7 +310,9 @@ mod tests {
 
     fn text_of(compared: AnswerComparison) -> String {
         match compared {
-            AnswerComparison::Differs(text) | AnswerComparison::Fails(text) => text,
+            AnswerComparison::Differs(text)
+            | AnswerComparison::Denies(text)
+            | AnswerComparison::Fails(text) => text,
             other => panic!("{other:?}"),
         }
     }
@@ -327,7 +345,10 @@ mod tests {
             text_of(compare(&question, &granted, &Ok(Some(other)))),
             "memory limit 512 MiB instead of 1024 MiB; B is \"2\" instead of nothing"
         );
-        assert_eq!(text_of(compare(&question, &granted, &Ok(Some(Answer::Deny("no".into()))))), "denies: no");
+        assert_eq!(
+            compare(&question, &granted, &Ok(Some(Answer::Deny("no".into())))),
+            AnswerComparison::Denies("denies: no".into())
+        );
     }
 
     #[test]
@@ -336,6 +357,9 @@ mod tests {
         let refused = Outcome::Refused { reason: "held".into() };
         let allow = Ok(Some(Answer::Allow(Terms::default())));
         assert_eq!(compare(&question, &refused, &allow), AnswerComparison::Same);
+        let deny = Ok(Some(Answer::Deny("no".into())));
+        let denies = AnswerComparison::Differs("denies: no".into());
+        assert_eq!(compare(&question, &refused, &deny), denies, "it was not granted either");
         let denied = Outcome::Denied { by: "quota@1".into(), reason: "too many".into() };
         assert_eq!(
             compare(&question, &denied, &allow),

@@ -106,7 +106,7 @@ async fn a_replay_shows_the_answers_of_another_policy() {
     let report = daemon.call("POST", "/replays?hook=place", &same);
     assert_eq!(
         report["counts"]["place"],
-        json!({"same": 2, "differs": 0, "passes": 0, "fails": 0, "skipped": 0, "withoutCandidates": 0})
+        json!({"same": 2, "differs": 0, "denies": 0, "passes": 0, "fails": 0, "skipped": 0, "withoutCandidates": 0})
     );
     let report = daemon.call("POST", "/replays", &same);
     let asked = report["looked"].as_u64().unwrap();

@@ -1,7 +1,9 @@
 use super::*;
+use berth_core::lab::LabError;
 use berth_kernel::ids::names::Digest;
 use berth_kernel::policy::stack::{Stack, keep_past};
 use berth_kernel::policy::version::{Origin, PolicyVersion};
+use berth_oci::{PullError, RegistryError};
 use serde_json::json;
 use std::sync::Arc;
 
@@ -92,6 +94,7 @@ impl Node {
                 }
                 return "settle".to_owned();
             }
+            next @ (Next::Pull(_) | Next::Gate { .. }) => panic!("{next:?}"),
             Next::Activate(stack) => (format!("activate {}", stack.why), stack),
             Next::RollBack(stack) => {
                 let to = match &stack.origin {
@@ -357,4 +360,187 @@ fn nothing_is_activated_before_the_devices_of_running_pods_are_adopted() {
     renamed["policy"] = json!("other");
     node.name(&renamed);
     assert_eq!((node.step(None).as_str(), node.phase()), ("wait until", "Soaking"), "the name is only shown");
+}
+
+fn gated() -> Value {
+    let mut stack = stack_of("00000000000a");
+    stack["gate"] = json!({"replayDecisions": 500, "shadowFor": "5m", "maxNewDenialsPercent": 1});
+    stack
+}
+
+/// The gate begins.
+fn begin_gate(node: &mut Node) -> GateRules {
+    let Next::Gate { rules, stack } = node.next(None) else { panic!("no gate") };
+    assert_eq!((node.phase(), stack.why.as_str()), ("Gating", "revision 00000000000a"));
+    node.node_stack.work = Some(Work::Gate);
+    node.node_stack.gated_stack = node.ledger.stack.revision;
+    assert!(node.step(None).starts_with("wait"));
+    assert_eq!(node.phase(), "Gating");
+    rules
+}
+
+#[test]
+fn a_stack_with_a_gate_is_activated_once_it_has_passed() {
+    let mut node = Node::new(&gated());
+    let rules = begin_gate(&mut node);
+    let expected =
+        GateRules { replay_decisions: 500, shadow_for: Duration::from_secs(300), new_denials_percent_max: 1 };
+    assert_eq!(rules, expected);
+    assert!(node.why().contains("500 recorded admissions") && node.why().contains("300 s"), "{}", node.why());
+    node.node_stack.note_done(Done::Gate(Ok(GateReport { replayed: 500, shadowed: 3 })));
+    // The gate is not repeated when the node was busy, or after an upload.
+    assert!(matches!(node.next(None), Next::Activate(_)));
+    node.node_stack.note_not_activated(&ActivateError::Command(CommandError::Busy));
+    node.node_stack.try_again();
+    assert_eq!(node.step(None), "activate revision 00000000000a");
+    assert_eq!((node.step(None).as_str(), node.phase()), ("wait until", "Soaking"));
+}
+
+#[test]
+fn a_stack_that_fails_its_gate_is_refused_until_the_specification_changes() {
+    for error in [GateError::Failed("it denies all".into()), GateError::Lab(LabError::None)] {
+        let mut node = Node::new(&gated());
+        begin_gate(&mut node);
+        let why = error.to_string();
+        node.node_stack.note_done(Done::Gate(Err(error)));
+        node.node_stack.try_again();
+        assert_eq!((node.step(None).as_str(), node.phase(), node.why()), ("wait", "Refused", why.as_str()));
+        let mut looser = gated();
+        looser["gate"]["maxNewDenialsPercent"] = json!(100);
+        node.name(&looser);
+        begin_gate(&mut node);
+        node.name(&stack_of("00000000000a"));
+        assert_eq!(node.step(None), "activate revision 00000000000a");
+    }
+}
+
+#[test]
+fn a_gate_that_was_interrupted_begins_again_and_a_stack_that_cannot_be_activated_is_refused() {
+    let fails = ActivateError::Fails { policy: "a".into(), fault: "trap".into(), passing: false };
+    for (error, phase) in [
+        (GateError::Lab(LabError::Busy), "Gating"),
+        (GateError::ShadowEnded, "Gating"),
+        (GateError::Activation(ActivateError::Command(CommandError::Busy)), "Pulling"),
+        (GateError::Activation(fails), "Refused"),
+    ] {
+        let mut node = Node::new(&gated());
+        begin_gate(&mut node);
+        node.node_stack.note_done(Done::Gate(Err(error)));
+        let step = node.step(None);
+        assert_eq!(node.phase(), phase);
+        if phase == "Refused" {
+            assert_eq!(step, "wait");
+        } else {
+            assert_eq!(step, "wait until");
+            node.node_stack.try_again();
+            begin_gate(&mut node);
+        }
+    }
+}
+
+/// What is new in a stack depends on the active one: a policy of it may have failed since.
+#[test]
+fn a_gate_begins_again_when_the_active_stack_has_changed() {
+    let mut node = Node::new(&stack_of("00000000000b"));
+    node.step(None);
+    node.name(&gated());
+    begin_gate(&mut node);
+    assert_eq!(node.step(Some("it traps")), "to file: revision 00000000000b has failed: it traps");
+    begin_gate(&mut node);
+    node.node_stack.note_done(Done::Gate(Ok(GateReport { replayed: 500, shadowed: 3 })));
+    assert!(matches!(node.next(None), Next::Activate(_)));
+    Arc::make_mut(&mut node.ledger.stack).revision += 1;
+    begin_gate(&mut node);
+}
+
+/// A stack whose second policy the node does not have, and can pull.
+fn with_ref() -> Value {
+    let mut missing = entry_of('b');
+    missing["ref"] = json!("reg.example/gpu/mixed");
+    missing["manifest"] = json!(format!("sha256:{}", "c".repeat(64)));
+    json!({"policy": "team", "revision": "00000000000a", "entries": [entry_of('a'), missing]})
+}
+
+fn pull_failed(node: &mut Node, error: PullError) {
+    let Next::Pull(pull) = node.next(None) else { panic!("no pull") };
+    node.node_stack.work = Some(Work::Pull);
+    assert_eq!(node.step(None), "wait", "one pull at a time");
+    let error = pull.failed(error);
+    node.node_stack.note_done(Done::Pull(Err(error)));
+}
+
+fn pulled(node: &Node) -> (bool, &str) {
+    let pulled = node.node_stack.state.pulled.as_ref().unwrap();
+    (pulled.is_pulled, pulled.reason)
+}
+
+#[test]
+fn a_policy_that_the_node_does_not_have_is_pulled_from_its_ref() {
+    let mut node = Node::new(&with_ref());
+    let Next::Pull(pull) = node.next(None) else { panic!("no pull") };
+    let from = format!("reg.example/gpu/mixed@sha256:{}", "c".repeat(64));
+    assert_eq!((pull.reference(), node.phase()), (from.clone(), "Pulling"));
+    assert!(node.why().contains(&from), "{}", node.why());
+    assert_eq!(pulled(&node), (false, "Pulling"));
+    node.node_stack.note_done(Done::Pull(Ok(())));
+    let mut policies = (*node.ledger.policies).clone();
+    let digest = Digest::parse(&"b".repeat(64)).unwrap();
+    let mut version = PolicyVersion::clone(&policies[&Digest::parse(&"a".repeat(64)).unwrap()]);
+    version.digest = digest.clone();
+    policies.insert(digest, Arc::new(version));
+    node.ledger.policies = Arc::new(policies);
+    assert_eq!(node.step(None), "activate revision 00000000000a");
+    assert_eq!((node.step(None).as_str(), pulled(&node)), ("wait until", (true, "Pulled")));
+    node.name(&stack_of("00000000000b"));
+    assert_eq!(node.node_stack.state.pulled, None, "no policy of it has a ref");
+}
+
+#[test]
+fn a_pull_that_may_succeed_later_is_tried_again_and_other_failures_refuse_the_stack() {
+    let digest = || Digest::parse(&"c".repeat(64)).unwrap();
+    let registry = RegistryError::Answer { url: "https://reg.example".into(), why: "it is down".into() };
+    let damaged =
+        PullError::DigestMismatch { what: "the layer".into(), expected: digest(), actual: digest() };
+    let other = PullError::OtherLayer { expected: digest(), actual: digest() };
+    let not_allowed = PullError::NotAllowed { repository: "reg.example/a".into(), allowed: Vec::new() };
+    for (error, phase, reason) in [
+        (PullError::Registry(registry), "Pulling", "RegistryUnavailable"),
+        (PullError::Settings("no file".into()), "Pulling", "SettingsInvalid"),
+        (damaged, "Pulling", "DigestMismatch"),
+        (PullError::LongAnswer { what: "the layer".into(), max: 1 }, "Pulling", "TooLarge"),
+        (other, "Refused", "DigestMismatch"),
+        (not_allowed, "Refused", "RepositoryNotAllowed"),
+        (PullError::WrongMediaType("an image".into()), "Refused", "WrongMediaType"),
+        (PullError::TooLarge { max: 1 }, "Refused", "TooLarge"),
+    ] {
+        let mut node = Node::new(&with_ref());
+        let why = error.to_string();
+        pull_failed(&mut node, error);
+        let step = node.step(None);
+        assert_eq!((node.phase(), pulled(&node)), (phase, (false, reason)));
+        assert!(
+            node.why().contains(&why) && node.why().contains("policy mixed from reg.example"),
+            "{}",
+            node.why()
+        );
+        assert_eq!(step, if phase == "Refused" { "wait" } else { "wait until" });
+        // An upload by hand, or a change of the specification, is a reason to try again.
+        node.node_stack.try_again();
+        assert!(matches!(node.next(None), Next::Pull(_)));
+    }
+}
+
+#[test]
+fn a_failed_revision_is_not_pulled_again_and_an_invalid_ref_is_refused() {
+    let mut node = Node::new(&stack_of("00000000000a"));
+    node.step(None);
+    node.step(Some("it traps"));
+    node.restart(&with_ref());
+    assert_eq!((node.step(None).as_str(), node.phase()), ("wait", "RolledBack"));
+    for (key, value) in [("ref", json!("reg.example/Gpu")), ("manifest", Value::Null), ("ref", Value::Null)] {
+        let mut stack = with_ref();
+        stack["entries"][1][key] = value;
+        let mut node = Node::new(&stack);
+        assert_eq!((node.step(None).as_str(), node.phase()), ("wait", "Refused"), "{key}");
+    }
 }

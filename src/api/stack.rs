@@ -32,6 +32,10 @@ pub struct Stack {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(format = DateTime, example = "2026-02-03T04:05:06.000Z")]
     pub since: Option<String>,
+    /// When a break-glass ends; absent for every other stack.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(format = DateTime, example = "2026-02-03T06:05:06.000Z")]
+    pub until: Option<String>,
     /// Its policies, in the order in which they are called. If all pass, the built-in baseline answers.
     pub entries: Vec<StackEntry>,
     /// The stack of the configuration file.
@@ -120,6 +124,8 @@ values! {
         Fleet = "fleet",
         /// It is the configuration file's.
         File = "file",
+        /// A caller activated it for a while in place of the stack that the node's GPUNode names.
+        BreakGlass = "breakGlass",
     }
 }
 
@@ -131,6 +137,7 @@ impl StackSource {
             kernel::StackOrigin::File => Self::File,
             kernel::StackOrigin::Api => Self::Api,
             kernel::StackOrigin::Fleet { .. } => Self::Fleet,
+            kernel::StackOrigin::BreakGlass { .. } => Self::BreakGlass,
         }
     }
 }
@@ -297,6 +304,10 @@ pub struct NewStack {
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schema(example = "fewer replicas for the weekend")]
     pub reason: String,
+    /// Activates the stack for so many seconds in place of the one that the node's GPUNode names, 60 to 86400; needs a `reason`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 60, maximum = 86400, example = 7200)]
+    pub break_glass_seconds: Option<u64>,
 }
 
 /// One policy of a stack to activate.

@@ -176,6 +176,9 @@ fn stack(node: &Node) -> String {
         }
         Some(StackSource::Api) => ", from the API",
         Some(StackSource::Fleet) => ", from the GPUNode",
+        Some(StackSource::BreakGlass) => {
+            ", from a break-glass, in place of the GPUNode's stack; `berth policy reset` ends it"
+        }
         Some(StackSource::File) => ", from the file",
         Some(StackSource::Other(_)) | None => "",
     };

@@ -24,6 +24,7 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// Largest stack file, bytes: as large as a configuration file may be.
 const STACK_BYTES_MAX: u64 = 1024 * 1024;
@@ -67,11 +68,14 @@ pub enum PolicyCommand {
         /// Only if the active stack is still at this revision
         #[arg(long, value_name = "REVISION", add = ArgValueCandidates::new(complete::revisions))]
         if_revision: Option<u64>,
+        /// For this time (1m to 24h), use FILE in place of the GPUNode's stack; needs --reason; `berth policy reset` ends it
+        #[arg(long, value_name = "TIME", requires = "reason", value_parser = break_glass_time)]
+        break_glass: Option<Duration>,
         /// How.
         #[command(flatten)]
         change: ChangeArgs,
     },
-    /// Return to the stack of the configuration file
+    /// Return to the stack of the configuration file, or end a break-glass
     Reset(ChangeArgs),
     /// Download the bytes of a version
     #[command(after_help = "\
@@ -119,6 +123,13 @@ Examples:
     Stack,
 }
 
+fn break_glass_time(text: &str) -> Result<Duration, String> {
+    let time = humantime::parse_duration(text).ok();
+    let allowed = Duration::from_secs(60)..=Duration::from_secs(86_400);
+    let time = time.filter(|time| allowed.contains(time));
+    time.ok_or_else(|| "the time must be from 1m to 24h, such as 2h".to_owned())
+}
+
 pub(crate) fn run(command: &PolicyCommand, client: &Client, out: &mut Out) -> anyhow::Result<()> {
     match command {
         PolicyCommand::List => {
@@ -145,8 +156,9 @@ pub(crate) fn run(command: &PolicyCommand, client: &Client, out: &mut Out) -> an
                 .with_context(|| format!("{label} was not deleted"))?;
             out.done(&format!("policy {label} was deleted"))
         }
-        PolicyCommand::Activate { file, if_revision, change } => {
-            let activation = Change::Activate(read_stack(file)?);
+        PolicyCommand::Activate { file, if_revision, break_glass, change } => {
+            let break_glass_seconds = break_glass.map(|time| time.as_secs());
+            let activation = Change::Activate { entries: read_stack(file)?, break_glass_seconds };
             stack_change::run(&activation, change, *if_revision, client, out)
         }
         PolicyCommand::Reset(change) => stack_change::run(&Change::Reset, change, None, client, out),

@@ -153,6 +153,7 @@ pub(crate) fn stack_table(stack: &Stack) -> String {
     let source = match &stack.source {
         StackSource::Api => "API",
         StackSource::Fleet => "GPUNode",
+        StackSource::BreakGlass => "break-glass",
         StackSource::File => "file",
         StackSource::Other(source) => source,
     };
@@ -162,6 +163,9 @@ pub(crate) fn stack_table(stack: &Stack) -> String {
     }
     if let Some(why) = &stack.why {
         text += &format!(" ({why})");
+    }
+    if let Some(until) = &stack.until {
+        text += &format!(", until {until}");
     }
     text += "\n";
     if stack.entries.is_empty() {
@@ -184,6 +188,9 @@ pub(crate) fn stack_table(stack: &Stack) -> String {
         let way_back = match stack.source {
             StackSource::Fleet => {
                 "remove `spec.stack` from the node's GPUNode, and then `berth policy reset` activates it"
+            }
+            StackSource::BreakGlass => {
+                "`berth policy reset` ends the break-glass, and then the node's GPUNode decides again"
             }
             _ => "`berth policy reset` activates it",
         };

@@ -26,7 +26,7 @@ pub struct ChangeArgs {
 
 /// A change.
 pub(crate) enum Change {
-    Activate(Vec<NewStackEntry>),
+    Activate { entries: Vec<NewStackEntry>, break_glass_seconds: Option<u64> },
     Reset,
     RollBack(Option<u64>),
 }
@@ -44,8 +44,9 @@ impl Change {
         let dry = dry_run.then_some("true");
         let dry_query = query(&[("dryRun", dry)]);
         match self {
-            Self::Activate(entries) => {
-                let stack = NewStack { entries: entries.clone(), by, reason };
+            Self::Activate { entries, break_glass_seconds } => {
+                let (entries, break_glass_seconds) = (entries.clone(), *break_glass_seconds);
+                let stack = NewStack { entries, by, reason, break_glass_seconds };
                 client.put(&format!("/stack{dry_query}"), &stack, revision)
             }
             Self::Reset => {
@@ -89,6 +90,11 @@ pub(crate) fn run(
     // Without an answer the change is made all the same.
     let before = tried.or_else(|| client.get::<Stack>("/stack").ok());
     out.answer(&change.send(client, &args.word, false, expected)?, |stack| {
+        if matches!(change, Change::Reset) && stack.source == StackSource::BreakGlass {
+            return "the break-glass has ended; the daemon now activates the stack that was active before it (`berth policy stack` shows \
+                    the active stack)\n"
+                .into();
+        }
         let changes = before.as_ref().map(|before| stack::changes(&before.entries, &stack.entries));
         format!("active:\n{}{}", stack_table(stack), changes.unwrap_or_default())
     })
@@ -115,12 +121,17 @@ fn withdrawn(preview: &StackPreview) -> Option<String> {
 
 fn dry_run(tried: &Stack, wide: bool) -> String {
     let Some(preview) = &tried.preview else {
+        if tried.source == StackSource::BreakGlass {
+            return "the break-glass would end, and the daemon would activate the stack that was active before it\n"
+                .into();
+        }
         return "nothing to reset: the configuration file's stack is the active one\n".into();
     };
     let source = match &preview.source {
         StackSource::File => "the configuration file decides again".to_owned(),
         StackSource::Api => "it would take precedence over the configuration file".to_owned(),
         StackSource::Fleet => "the node's GPUNode would decide".to_owned(),
+        StackSource::BreakGlass => "it would take precedence over the node's GPUNode for a while".to_owned(),
         StackSource::Other(source) => format!("it would be of the {source}"),
     };
     let mut text = format!("the activation would be accepted; {source}\n");

@@ -5,7 +5,8 @@ use super::wait::{self, RetryAfter};
 use berth_core::{Lab, PolicyService};
 use berth_fleet::gpu_node::StackPhase;
 use berth_kernel::ids::names::GpuId;
-use berth_kernel::policy::stack::{FleetRevision, Stack, StackOrigin};
+use berth_kernel::node::ledger::Ledger;
+use berth_kernel::policy::stack::{FleetRevision, StackOrigin, before_break_glass};
 use berth_oci::Puller;
 use std::collections::BTreeSet;
 use std::fmt;
@@ -225,12 +226,17 @@ pub struct PolicyPulled {
 }
 
 impl NodeStackState {
-    /// The state before the GPUNode was read. An active stack of the GPUNode is assumed to be still named there.
+    /// The state before the GPUNode was read. The active stack of the GPUNode, or the one before a break-glass, is assumed to be still named
+    /// there.
     #[must_use]
-    pub fn before_reading(active: &Stack) -> Self {
+    pub fn before_reading(ledger: &Ledger) -> Self {
+        let active = match ledger.stack.is_break_glass() {
+            true => before_break_glass(&ledger.past_stacks).unwrap_or(&ledger.stack),
+            false => &ledger.stack,
+        };
         let wanted = match &active.origin {
             StackOrigin::Fleet { revision, .. } => Some(revision.clone()),
-            StackOrigin::File | StackOrigin::Api => None,
+            StackOrigin::File | StackOrigin::Api | StackOrigin::BreakGlass { .. } => None,
         };
         Self { wanted, ..Self::default() }
     }

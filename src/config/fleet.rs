@@ -1,7 +1,7 @@
 //! `fleet`: whether the daemon reports its node in a GPUNode and carries out GPUMaintenances, and where the policies that a GPUNode
 //! names are pulled from.
 
-use super::checks::{Checks, bad, invalid_because};
+use super::checks::{BadSetting, Checks, bad, invalid_because};
 use berth_oci::{PullSettings, RepositoryPrefix};
 use serde::Deserialize;
 use std::path::PathBuf;
@@ -33,13 +33,19 @@ impl FleetFile {
             checks.add(invalid_because("fleet.enabled", "true", reason));
         }
         let (repositories, layouts) = (repositories.unwrap_or_default(), layouts.unwrap_or_default());
+        if repositories.is_empty() && (!layouts.is_empty() || credentials_file.is_some() || ca_file.is_some())
+        {
+            let what = "no repository is set, so no policy is pulled, not even from fleet.layouts: add a registry or the beginning of its \
+                        repositories' names, such as registry.example/gpu, or remove fleet.layouts, fleet.credentialsFile and fleet.caFile";
+            checks.add(BadSetting::new("fleet.repositories", what));
+        }
         checks.at_most("fleet.repositories", repositories.len(), REPOSITORIES_MAX, "repositories");
         checks.at_most("fleet.layouts", layouts.len(), LAYOUTS_MAX, "folders");
         let repositories = repositories.iter().enumerate().filter_map(|(at, text)| {
             let parsed = text.parse::<RepositoryPrefix>();
             checks.ok(parsed.map_err(|rule| bad(format!("fleet.repositories[{at}]"), text, rule)))
         });
-        let repositories = repositories.collect();
+        let repositories: Vec<_> = repositories.collect();
         let layouts = layouts.into_iter().map(|path| checks.absolute_path("fleet.layouts", path)).collect();
         let credentials_file =
             credentials_file.map(|path| checks.absolute_path("fleet.credentialsFile", path));
@@ -76,6 +82,8 @@ mod tests {
         for (bad, expected) in [
             ("repositories: ['reg.example/gpu:1']", "fleet.repositories[0]"),
             ("repositories: [reg.example/A]", "beginning of the names"),
+            ("layouts: [/a]", "no policy is pulled"),
+            ("caFile: /a", "no policy is pulled"),
             ("layouts: [\"a\\nb\"]", "fleet.layouts"),
             ("caFile: \"a\\nb\"", "fleet.caFile"),
         ] {

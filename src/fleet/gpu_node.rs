@@ -245,11 +245,12 @@ pub struct GpuNodeStatus {
     pub conditions: Option<Vec<Condition>>,
 }
 
-/// The stack of a node. `origin` is `file`, `api` or `fleet`.
+/// The stack of a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct StackStatus {
-    /// Who decided on the active stack: `file`, `api` or `fleet`.
+    /// Who decided on the active stack: `file`, `api`, `fleet`, or `breakGlass` if a caller has activated
+    /// it for a limited time in place of the GPUNode's stack.
     #[serde(default)]
     pub origin: String,
     /// The revision of the active stack; absent unless `origin` is `fleet`.
@@ -282,6 +283,8 @@ pub enum StackPhase {
     RolledBack,
     /// A policy of the stack was suspended during the soak, and no earlier stack could be activated again.
     Failed,
+    /// A caller has activated another stack on the node for a while. The daemon returns to the stack of the specification by itself.
+    LocalOverride,
     /// The stack cannot be used on the node, or has not passed its gate. The active stack has not changed.
     Refused,
     /// A phase of a later release.
@@ -301,6 +304,7 @@ impl StackPhase {
             Self::Settled => "Settled",
             Self::RolledBack => "RolledBack",
             Self::Failed => "Failed",
+            Self::LocalOverride => "LocalOverride",
             Self::Refused => "Refused",
             Self::Other => "Other",
         }

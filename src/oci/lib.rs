@@ -14,7 +14,7 @@ pub mod registry;
 pub use artifact::{Artifact, PulledPolicy, SIGNATURE_ANNOTATION};
 pub use credentials::Credentials;
 pub use error::{PullError, RegistryError};
-pub use reference::{Repository, RepositoryPrefix, Target};
+pub use reference::{Repository, RepositoryPrefix, Target, is_tag};
 
 use berth_kernel::ids::names::Digest;
 use registry::Registry;

@@ -149,17 +149,28 @@ impl FromStr for Target {
                     without TLS; HOST and PATH have lower-case letters, digits, `.`, `-` and `_`, and TAG at most 128 letters, \
                     digits, `.`, `-` and `_`, the first of them not `.` or `-`";
         let name = name.ok_or_else(|| rule.to_owned())?;
-        let (repository, tag) = name.rsplit_once(':').ok_or_else(|| rule.to_owned())?;
-        let repository = repository.parse().map_err(|_| rule.to_owned())?;
-        let first = |b: u8| b.is_ascii_alphanumeric() || b == b'_';
-        let is_tag = (1..=TAG_BYTES_MAX).contains(&tag.len())
-            && tag.bytes().next().is_some_and(first)
-            && tag.bytes().all(|b| first(b) || b".-".contains(&b));
-        if !is_tag {
+        let (name, tag) = match name.rsplit_once(':') {
+            Some((name, tag)) if !tag.contains('/') => (name, tag),
+            _ if name.parse::<Repository>().is_ok() => {
+                return Err(format!("the destination has no tag; write {text}:TAG, such as {text}:1.0"));
+            }
+            _ => return Err(rule.to_owned()),
+        };
+        let repository = name.parse().map_err(|_| rule.to_owned())?;
+        if !is_tag(tag) {
             return Err(rule.to_owned());
         }
         Ok(Self { repository, tag: tag.to_owned(), is_plain_http: plain.is_some() })
     }
+}
+
+/// Whether it is a tag as the OCI distribution specification has it.
+#[must_use]
+pub fn is_tag(text: &str) -> bool {
+    let first = |b: u8| b.is_ascii_alphanumeric() || b == b'_';
+    (1..=TAG_BYTES_MAX).contains(&text.len())
+        && text.bytes().next().is_some_and(first)
+        && text.bytes().all(|b| first(b) || b".-".contains(&b))
 }
 
 impl fmt::Display for Target {

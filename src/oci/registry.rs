@@ -316,7 +316,28 @@ fn certificates(path: &Path) -> Result<Vec<Certificate<'static>>, String> {
 }
 
 fn unreachable(url: &str, error: &ureq::Error) -> RegistryError {
-    RegistryError::Unreachable { url: without_query(url).to_owned(), error: error.to_string() }
+    let mut error = error.to_string();
+    // The names of rustls' errors.
+    let hints = [
+        (
+            "InvalidContentType",
+            "the registry answers without TLS: push to oci+http://…, and write http:// before its name in `fleet.repositories`",
+        ),
+        (
+            "UnknownIssuer",
+            "the CA of the registry's certificate is not trusted: name a PEM file with it in `--registry-ca FILE`, and on nodes in \
+             `fleet.caFile`",
+        ),
+        (
+            "CaUsedAsEndEntity",
+            "the registry's certificate is a CA certificate, which a server must not use: give the registry one with \
+             basicConstraints CA:FALSE, signed by a CA",
+        ),
+    ];
+    if let Some((_, hint)) = hints.iter().find(|(name, _)| error.contains(name)) {
+        error = format!("{error}; {hint}");
+    }
+    RegistryError::Unreachable { url: without_query(url).to_owned(), error }
 }
 
 /// The address without its query, which may have a secret.

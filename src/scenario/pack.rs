@@ -8,7 +8,7 @@ use berth_cli::upload::read_signature;
 use berth_cli::usage::BadUsage;
 use berth_kernel::policy::version::Signature;
 use berth_oci::registry::Registry;
-use berth_oci::{Artifact, Credentials, Target, layout};
+use berth_oci::{Artifact, Credentials, Target, is_tag, layout};
 use clap::Args;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
@@ -50,18 +50,30 @@ impl FromStr for Destination {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        match text.strip_prefix("layout:") {
-            Some(rest) => match rest.rsplit_once(':') {
-                Some((folder, tag)) if !folder.is_empty() && !tag.is_empty() && !tag.contains('/') => {
-                    Ok(Self::Layout { folder: folder.into(), tag: tag.to_owned() })
-                }
-                _ => Err("write layout:FOLDER:TAG, such as layout:./policies:1.4".to_owned()),
-            },
-            None => text
-                .parse()
-                .map(Self::Registry)
-                .map_err(|why| format!("{why}; for a folder: layout:FOLDER:TAG")),
+        let Some(rest) = text.strip_prefix("layout:") else {
+            let target = text.parse().map(Self::Registry);
+            return target.map_err(|why| format!("{why}; for a folder: layout:FOLDER:TAG"));
+        };
+        let rule = || "write layout:FOLDER:TAG, such as layout:./policies:1.4".to_owned();
+        let (folder, tag) = rest.rsplit_once(':').ok_or_else(rule)?;
+        if !is_tag(tag) {
+            return Err(format!(
+                "{tag:?} is not a tag: a tag has at most 128 letters, digits, `.`, `-` and `_`, and does not begin with `.` or `-`; {}",
+                rule()
+            ));
         }
+        if folder.starts_with("//") {
+            return Err(format!("a folder does not begin with //; {}", rule()));
+        }
+        if folder.is_empty() {
+            return Err(rule());
+        }
+        if let Some(rest) = folder.strip_prefix('~').filter(|rest| rest.is_empty() || rest.starts_with('/')) {
+            return Err(format!(
+                "the shell does not expand ~ after \"layout:\"; write layout:$HOME{rest}:{tag}"
+            ));
+        }
+        Ok(Self::Layout { folder: folder.into(), tag: tag.to_owned() })
     }
 }
 
@@ -72,7 +84,10 @@ struct Packed {
     version: String,
     #[serde(rename = "ref", skip_serializing_if = "Option::is_none")]
     repository: Option<String>,
-    tag: String,
+    /// Where it was written to, with its tag.
+    to: String,
+    #[serde(skip)]
+    hint: String,
     manifest: String,
     layer: String,
 }
@@ -98,10 +113,14 @@ pub fn run(args: &PackArgs, out: &mut Out) -> anyhow::Result<()> {
     let component = if is_component { module } else { tester.component(&version)? };
     let title = format!("{}.wasm", version.name);
     let artifact = Artifact::pack(component, &title, signature.as_ref())?;
-    let (repository, tag) = match to {
+    let (repository, to, hint) = match to {
         Destination::Layout { folder, tag } => {
-            layout::add(folder, &artifact, tag)?;
-            (None, tag.clone())
+            layout::add(folder, &artifact, tag)
+                .with_context(|| format!("the layout folder {} was not written", folder.display()))?;
+            let folder = std::path::absolute(folder).unwrap_or_else(|_| folder.clone());
+            let hint = "Replace REPOSITORY with a repository that `fleet.repositories` of the nodes allows. Copy the folder to the \
+                        nodes and name it in `fleet.layouts`; they need no registry.";
+            (None, format!("{}:{tag}", folder.display()), hint.to_owned())
         }
         Destination::Registry(target) => {
             let credentials = match credentials.clone().or_else(own_credentials) {
@@ -111,14 +130,18 @@ pub fn run(args: &PackArgs, out: &mut Out) -> anyhow::Result<()> {
             let registry = Registry::new(target.is_plain_http, credentials, registry_ca.as_deref());
             let registry = registry.map_err(|why| anyhow!(why))?;
             registry.push(target, &artifact).with_context(|| format!("{target} was not pushed"))?;
-            (Some(target.repository.to_string()), target.tag.clone())
+            let (repository, scheme) =
+                (&target.repository, if target.is_plain_http { "http://" } else { "" });
+            let hint = format!("`fleet.repositories` of the nodes must allow {scheme}{repository}.");
+            (Some(repository.to_string()), target.to_string(), hint)
         }
     };
     let packed = Packed {
         name: version.name,
         version: version.version,
         repository,
-        tag,
+        to,
+        hint,
         manifest: format!("sha256:{}", artifact.digest()),
         layer: format!("sha256:{}", artifact.layer_digest()),
     };
@@ -133,19 +156,12 @@ fn own_credentials() -> Option<PathBuf> {
 }
 
 fn text(packed: &Packed) -> String {
-    let Packed { name, version, repository, tag, manifest, layer } = packed;
+    let Packed { name, version, repository, to, hint, manifest, layer } = packed;
     // A layout has no repository, so the user chooses one: the daemon searches layouts by digest.
-    let (from, hint) = match repository {
-        Some(repository) => (repository.as_str(), ""),
-        None => (
-            "REPOSITORY",
-            "Replace REPOSITORY by a repository that `fleet.repositories` of the nodes allows; the nodes read the policy from \
-             `fleet.layouts`, and need no registry.\n",
-        ),
-    };
+    let from = repository.as_deref().unwrap_or("REPOSITORY");
     format!(
-        "{name} {version} was packed as {tag}; its entry in spec.stack.entries of a GPUNode:\n- name: {name}\n  ref: {from}\n  \
-         manifest: {manifest}\n  layer: {layer}\n{hint}"
+        "{name} {version} is at {to}; its entry in spec.stack.entries of a GPUNode:\n- name: {name}\n  ref: {from}\n  manifest: \
+         {manifest}\n  layer: {layer}\n{hint}\n"
     )
 }
 
@@ -159,9 +175,19 @@ mod tests {
         assert_eq!("layout:./a:1.4".parse(), Ok(layout("./a")));
         assert_eq!("layout:/a:b:1.4".parse(), Ok(layout("/a:b")));
         assert!(matches!("oci://reg.example/a:1".parse(), Ok(Destination::Registry(_))));
-        for bad in ["layout:a", "layout::1", "layout:a:", "layout:a:b/c", "reg.example/a:1", "./a"] {
+        for bad in [
+            "layout:a",
+            "layout::1",
+            "layout:a:",
+            "layout:a:b/c",
+            "layout:a:b c",
+            "layout://a:1",
+            "reg.example/a:1",
+            "./a",
+        ] {
             let why = bad.parse::<Destination>().unwrap_err();
             assert!(why.contains("layout:FOLDER:TAG"), "{why}");
         }
+        assert!("layout:~/a:1".parse::<Destination>().unwrap_err().contains("layout:$HOME/a:1"));
     }
 }

@@ -272,6 +272,8 @@ pub(super) struct Stack {
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     settled: bool,
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    break_glass_until_ms: Option<u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     failed: Option<FailedRevision>,
     by: String,
     #[serde(default, skip_serializing_if = "String::is_empty")]
@@ -313,27 +315,44 @@ impl Stack {
     pub(super) fn from_kernel(head: &record::StackHead) -> Self {
         let record::StackHead { revision, origin, failed, by, why, since_wall_ms, entries } = head.clone();
         let from_api = origin == stack::StackOrigin::Api;
-        let (fleet, settled) = match origin {
+        let (fleet, settled) = match &origin {
             stack::StackOrigin::Fleet { revision, is_settled } => {
-                (Some(FleetRevision::from_kernel(revision)), is_settled)
+                (Some(FleetRevision::from_kernel(revision.clone())), *is_settled)
             }
-            stack::StackOrigin::File | stack::StackOrigin::Api => (None, false),
+            _ => (None, false),
+        };
+        let break_glass_until_ms = match origin {
+            stack::StackOrigin::BreakGlass { until_wall_ms } => Some(until_wall_ms),
+            _ => None,
         };
         let failed = failed.map(|failed| FailedRevision {
             fleet: FleetRevision::from_kernel(failed.revision),
             reason: failed.reason,
         });
-        Self { revision, from_api, fleet, settled, failed, by, why, since_ms: since_wall_ms, entries }
+        let since_ms = since_wall_ms;
+        Self { revision, from_api, fleet, settled, break_glass_until_ms, failed, by, why, since_ms, entries }
     }
 
     pub(super) fn into_kernel(self) -> record::StackHead {
-        let Self { revision, from_api, fleet, settled, failed, by, why, since_ms, entries } = self;
-        let origin = match fleet {
-            Some(revision) => {
+        let Self {
+            revision,
+            from_api,
+            fleet,
+            settled,
+            break_glass_until_ms,
+            failed,
+            by,
+            why,
+            since_ms,
+            entries,
+        } = self;
+        let origin = match (fleet, break_glass_until_ms) {
+            (Some(revision), _) => {
                 stack::StackOrigin::Fleet { revision: revision.into_kernel(), is_settled: settled }
             }
-            None if from_api => stack::StackOrigin::Api,
-            None => stack::StackOrigin::File,
+            (None, Some(until_wall_ms)) => stack::StackOrigin::BreakGlass { until_wall_ms },
+            (None, None) if from_api => stack::StackOrigin::Api,
+            (None, None) => stack::StackOrigin::File,
         };
         let failed = failed.map(|FailedRevision { fleet, reason }| {
             Box::new(stack::FailedRevision { revision: fleet.into_kernel(), reason })

@@ -152,7 +152,8 @@ pub(crate) fn candidate(ledger: &Ledger, wanted: Candidate) -> Result<berth_core
         return Err(Refusal::Untrusted { policies: vec![version.label()] }.into_failure());
     }
     let parameters = parameters_text(wanted.parameters).map_err(|rule| Failure::new(Kind::Invalid, rule))?;
-    Ok(berth_core::lab::Candidate { policy: version.label(), digest: version.digest.clone(), parameters })
+    let (policy, digest) = (version.label(), version.digest.clone());
+    Ok(berth_core::lab::Candidate { policy, digest, parameters, permissions: None })
 }
 
 /// The result of a replay of the candidate `policy`.

@@ -14,10 +14,12 @@ use berth_api::{
 use berth_core::ActivateError;
 use berth_core::policies::Preview;
 use berth_http::{Caller, Failure, HandlerResult, body, etag};
-use berth_kernel::node::command;
+use berth_kernel::node::command::{self, Command};
 use berth_kernel::node::ledger::Ledger;
 use berth_kernel::node::refusal::Refusal;
+use berth_kernel::node::revision::Revision;
 use berth_kernel::policy::stack as kernel;
+use std::ops::RangeInclusive;
 
 /// Most attempts of a reset while the configuration file is read again.
 const RESETS_MAX: u32 = 3;
@@ -56,10 +58,19 @@ pub(crate) async fn activate(
     payload: Payload,
 ) -> HandlerResult {
     let expected = if_match(&request, &state.kernel.snapshot())?;
-    let NewStack { entries, by, reason } = body::json(&request, payload).await?;
-    check_gpu_node(&state, query.dry_run)?;
+    let NewStack { entries, by, reason, break_glass_seconds } = body::json(&request, payload).await?;
+    let origin = match break_glass_seconds {
+        None => {
+            check_gpu_node(&state, query.dry_run)?;
+            kernel::StackOrigin::Api
+        }
+        Some(seconds) => {
+            caller.mark_forced();
+            break_glass_origin(&state, seconds, &reason)?
+        }
+    };
     let stack = command::NewStack {
-        origin: kernel::StackOrigin::Api,
+        origin,
         failed: None,
         by: caller.author(by, &reason)?,
         why: reason,
@@ -70,10 +81,11 @@ pub(crate) async fn activate(
 
 /// Return to the configuration file's stack
 ///
-/// If no stack was activated through this API, nothing changes.
+/// If no stack was activated through this API, nothing changes. If the active stack is a break-glass, it ends, and the daemon
+/// then activates the stack that was active before it.
 #[utoipa::path(delete, path = "",
     responses(
-        (status = 200, description = "The file's stack, which is active now", body = Stack, headers(("ETag" = String, description = "The new revision"))),
+        (status = 200, description = "The active stack: the file's, or a break-glass that has ended and is still active until the daemon replaces it", body = Stack, headers(("ETag" = String, description = "The new revision"))),
         (status = 400, description = "A malformed If-Match, or an unknown key in the query"),
         (status = 403, description = "No trusted key signed one of its policies"),
         (status = 409, description = "The file's stack cannot be used, or the node's GPUNode names a stack; the detail has the reason"),
@@ -91,6 +103,16 @@ pub(crate) async fn reset(
     let ledger = state.kernel.snapshot();
     if ledger.stack.is_of_file() {
         return Ok(answer(&state, &ledger, None));
+    }
+    if ledger.stack.is_break_glass() {
+        if dry_run {
+            return Ok(answer(&state, &ledger, None));
+        }
+        let revision = ledger.stack.revision;
+        let command = Command::EndBreakGlass { revision }.expecting(expected.map(Revision::Stack));
+        let applied = state.kernel.execute(command).await.or_failure()?;
+        tracing::info!(by, reason, "the break-glass was ended");
+        return Ok(answer(&state, &applied.snapshot, None));
     }
     check_gpu_node(&state, dry_run)?;
     let mut attempts_left = RESETS_MAX;
@@ -116,6 +138,9 @@ pub(crate) async fn reset(
     }
 }
 
+/// How long a break-glass may last.
+const BREAK_GLASS_SECONDS: RangeInclusive<u64> = 60..=86_400;
+
 /// Refuses an activation, except a dry run, while the node's GPUNode names a stack: the daemon would activate that stack again at once.
 fn check_gpu_node(state: &State, dry_run: bool) -> Result<(), Failure> {
     let facts = (state.facts)();
@@ -123,12 +148,40 @@ fn check_gpu_node(state: &State, dry_run: bool) -> Result<(), Failure> {
     let detail =
         format!("the node's GPUNode names the stack {policy}, so this API cannot activate another one");
     let hint = match facts.fleet.and_then(|fleet| fleet.stack_error) {
-        None => format!("change or remove `spec.stack` with `kubectl edit gpunode {}`", facts.name),
+        None => format!(
+            "change or remove `spec.stack` with `kubectl edit gpunode {}`, or activate another stack for a limited time with `berth policy \
+             activate FILE --break-glass 2h --reason REASON`",
+            facts.name
+        ),
         Some(why) => format!(
-            "the daemon cannot read the GPUNode at present ({why}); to decide on the node, set `fleet.enabled: false` and restart the daemon"
+            "the daemon cannot read the GPUNode at present ({why}); to activate another stack on this node meanwhile, run `berth policy activate FILE \
+             --break-glass 2h --reason REASON`"
         ),
     };
     Err(Failure::new(Kind::State, detail).hint(hint))
+}
+
+/// The origin of a break-glass of so many seconds. Fails unless the GPUNode names a stack or a break-glass is active.
+fn break_glass_origin(state: &State, seconds: u64, reason: &str) -> Result<kernel::StackOrigin, Failure> {
+    if !BREAK_GLASS_SECONDS.contains(&seconds) {
+        let (least, most) = (BREAK_GLASS_SECONDS.start(), BREAK_GLASS_SECONDS.end());
+        return Err(Failure::new(
+            Kind::Invalid,
+            format!("breakGlassSeconds: the value must be from {least} to {most}, not {seconds}"),
+        ));
+    }
+    if reason.is_empty() {
+        let detail = "a break-glass needs a reason, which the GPUNode shows";
+        return Err(Failure::new(Kind::Invalid, detail).hint("set `reason` (`--reason`)"));
+    }
+    let is_break_glass = state.kernel.snapshot().stack.is_break_glass();
+    if (state.facts)().fleet_stack.is_none() && !is_break_glass {
+        let detail = "the node's GPUNode names no stack, so a break-glass is not needed";
+        return Err(Failure::new(Kind::State, detail)
+            .hint("activate the stack without `breakGlassSeconds` (`--break-glass`)"));
+    }
+    let until_wall_ms = state.kernel.now().wall_ms.saturating_add(seconds.saturating_mul(1000));
+    Ok(kernel::StackOrigin::BreakGlass { until_wall_ms })
 }
 
 async fn swap(
@@ -192,6 +245,12 @@ fn answer(state: &State, ledger: &Ledger, preview: Option<StackPreview>) -> Http
         by: stack.by.clone(),
         why: non_empty(&stack.why),
         since: (stack.since_wall_ms > 0).then(|| rfc3339(stack.since_wall_ms)),
+        until: match stack.origin {
+            kernel::StackOrigin::BreakGlass { until_wall_ms } if until_wall_ms > 0 => {
+                Some(rfc3339(until_wall_ms))
+            }
+            _ => None,
+        },
         entries: entries
             .map(|(place, e)| StackEntry::of(ledger, e, Some(record(&state.kernel.entry_stats(place, e)))))
             .collect(),

@@ -324,7 +324,7 @@ impl Base {
         settings.dra = self.dra_task();
         if let Some(pull) = self.config.cluster.fleet.clone() {
             let state = watch::Sender::default();
-            let stack = NodeStackState::before_reading(&self.kernel().snapshot().stack);
+            let stack = NodeStackState::before_reading(&self.kernel().snapshot());
             let stack = watch::Sender::new(stack);
             self.progress.set_fleet(state.subscribe(), stack.subscribe());
             let (policies, lab) = (self.policies().clone(), self.core.core.lab.clone());
@@ -459,10 +459,16 @@ impl Base {
         let mut retry = Retry::default();
         loop {
             let active = &self.kernel().snapshot().stack;
-            if !active.is_of_file() && active.entries != *entries {
+            // Without the fleet nothing would end a break-glass.
+            let has_ended = active.is_break_glass() && self.config.cluster.fleet.is_none();
+            let is_of_file = active.is_of_file() || has_ended;
+            if !is_of_file && active.entries != *entries {
                 let why = match active.origin {
                     StackOrigin::Fleet { .. } => {
                         "the node's GPUNode named another one: remove `spec.stack` from the GPUNode and run `berth policy reset`"
+                    }
+                    StackOrigin::BreakGlass { .. } => {
+                        "a break-glass is active; `berth policy stack` shows its end, and `berth policy reset` ends it"
                     }
                     StackOrigin::File | StackOrigin::Api => {
                         "another one was activated through the API; `berth policy reset` activates the file's"
@@ -470,7 +476,7 @@ impl Base {
                 };
                 tracing::warn!("the configuration file's stack is not used, since {why}");
             }
-            if !active.is_of_file() || active.entries == *entries {
+            if !is_of_file || (active.entries == *entries && !has_ended) {
                 return Ok(());
             }
             match self.policies().activate(new_stack(entries.clone()), Some(active.revision)).await {

@@ -130,6 +130,7 @@ fn stack_status(ledger: &Ledger, stack: &NodeStackState) -> StackStatus {
     let (origin, active) = match &ledger.stack.origin {
         StackOrigin::File => ("file", None),
         StackOrigin::Api => ("api", None),
+        StackOrigin::BreakGlass { .. } => ("breakGlass", None),
         StackOrigin::Fleet { revision, .. } => ("fleet", Some(revision.revision.clone())),
     };
     let settled = Some(&ledger.stack).filter(|stack| stack.is_settled());

@@ -50,6 +50,8 @@ const ROLLBACK_RETRY: Duration = Duration::from_secs(1);
 const ROLLBACK_ATTEMPTS: u32 = 3;
 /// See [`RETRY_FIRST`].
 const RETRY_MAX: Duration = Duration::from_secs(300);
+/// How often the wall clock is read while a break-glass lasts.
+const CLOCK_CHECKED_EVERY: Duration = Duration::from_secs(60);
 /// The longest reason, bytes.
 const REASON_BYTES_MAX: usize = 512;
 
@@ -85,8 +87,8 @@ pub(crate) async fn keep(
         let ledger = snapshots.borrow_and_update().clone();
         let suspended = suspension(&ledger, &statuses.borrow_and_update());
         node_stack.may_activate = *may_activate.borrow_and_update();
-        let next =
-            node_stack.next(&ledger, suspended.as_deref(), &task.policies.file_stack(), Instant::now());
+        let now = Now { instant: Instant::now(), wall_ms: kernel.now().wall_ms };
+        let next = node_stack.next(&ledger, suspended.as_deref(), &task.policies.file_stack(), now);
         task.report(&node_stack.state);
         let wake = match next {
             Next::Wait(until) => until,
@@ -208,8 +210,13 @@ struct NodeStack {
     work: Option<Work>,
     /// The revision of the active stack whose soak lasts, and its begin.
     soak: Option<(u64, Instant)>,
+    /// The revision of the active stack to which the following fields refer.
+    rollback_revision: u64,
     /// The number of rollbacks in a row that failed, each to another stack.
     failed_rollbacks: usize,
+    /// Why the stack before a break-glass was not activated again.
+    not_returned: Option<String>,
+    break_glass_end: Option<Instant>,
     /// When an activation that has failed is tried again.
     activation: Retry,
     /// The same of a rollback, or of recording that the stack has settled.
@@ -259,6 +266,13 @@ impl Retry {
     }
 }
 
+/// A time on both clocks: the end of a break-glass must survive a restart.
+#[derive(Clone, Copy)]
+struct Now {
+    instant: Instant,
+    wall_ms: u64,
+}
+
 /// What is to be done.
 #[derive(Debug)]
 enum Next {
@@ -272,7 +286,7 @@ enum Next {
     Gate { stack: NewStack, rules: GateRules },
     /// Activate the stack that the specification names.
     Activate(NewStack),
-    /// Activate again a stack that was active before the failed one.
+    /// Activate again a stack that was active before the failed one, or before the break-glass.
     RollBack(NewStack),
 }
 
@@ -287,7 +301,10 @@ impl NodeStack {
             gated_stack: 0,
             work: None,
             soak: None,
+            rollback_revision: 0,
             failed_rollbacks: 0,
+            not_returned: None,
+            break_glass_end: None,
             activation: Retry::default(),
             rollback: Retry::default(),
         }
@@ -318,8 +335,22 @@ impl NodeStack {
         (self.refused, self.failed_rollbacks, self.state.pulled) = (None, 0, None);
     }
 
-    fn next(&mut self, ledger: &Ledger, suspended: Option<&str>, file: &FileStack, now: Instant) -> Next {
+    fn next(&mut self, ledger: &Ledger, suspended: Option<&str>, file: &FileStack, now: Now) -> Next {
+        let Now { instant: now, wall_ms } = now;
         let mut wake = None;
+        if self.rollback_revision != ledger.stack.revision {
+            (self.rollback_revision, self.failed_rollbacks) = (ledger.stack.revision, 0);
+            (self.rollback, self.not_returned, self.break_glass_end) = (Retry::default(), None, None);
+        }
+        if let StackOrigin::BreakGlass { until_wall_ms } = ledger.stack.origin {
+            self.soak = None;
+            // Never longer than it was to last, also if the clock was wrong when it began.
+            let whole = until_wall_ms.saturating_sub(ledger.stack.since_wall_ms);
+            let left = Duration::from_millis(until_wall_ms.saturating_sub(wall_ms).min(whole));
+            let end = self.break_glass_end.map_or(now + left, |end| end.min(now + left));
+            self.break_glass_end = Some(end);
+            return self.next_of_break_glass(ledger, end, file, now);
+        }
         if let StackOrigin::Fleet { revision, is_settled: false } = &ledger.stack.origin {
             // Also if the specification names another stack by now, or none.
             match suspended {
@@ -359,6 +390,53 @@ impl NodeStack {
                 Next::Wait(wake)
             }
         }
+    }
+
+    /// While a break-glass lasts, nothing is done. At its end the stack before it is activated again; what the specification names by
+    /// now follows as usual.
+    fn next_of_break_glass(&mut self, ledger: &Ledger, end: Instant, file: &FileStack, now: Instant) -> Next {
+        // Its shadows would compare with this stack.
+        self.work = None;
+        let stack = &ledger.stack;
+        if self.state.is_read {
+            let error = self.not_returned.as_deref().map_or_else(String::new, |error| format!("; {error}"));
+            let why = format!(
+                "{} has activated another stack on the node for a limited time: {}; `berth policy reset` on the node ends it earlier{error}",
+                stack.by, stack.why
+            );
+            match self.state.wanted {
+                Some(_) => self.set(StackPhase::LocalOverride, Some(&why)),
+                None => (self.state.phase, self.state.why) = (None, None),
+            }
+        }
+        if now < end {
+            return Next::Wait(Some(end.min(now + CLOCK_CHECKED_EVERY)));
+        }
+        if !self.may_activate {
+            return Next::Wait(None);
+        }
+        if !self.rollback.is_due(now) {
+            return Next::Wait(self.rollback.at);
+        }
+        let mut former = former(ledger, file);
+        former.retain(|(origin, _)| match origin {
+            StackOrigin::Fleet { revision, is_settled } => {
+                let is_failed =
+                    stack.failed.as_ref().is_some_and(|failed| is_same(&failed.revision, revision));
+                let is_wanted = self.state.wanted.as_ref().is_none_or(|wanted| is_same(wanted, revision));
+                !is_failed && (*is_settled || is_wanted)
+            }
+            _ => true,
+        });
+        let Some((origin, entries)) = former.into_iter().nth(self.failed_rollbacks) else {
+            // Some may be usable again by then.
+            self.failed_rollbacks = 0;
+            self.rollback.at = Some(now + RETRY_MAX);
+            return Next::Wait(self.rollback.at);
+        };
+        let (failed, by) = (stack.failed.clone(), stack.by.clone());
+        let why = "the break-glass has ended".to_owned();
+        Next::RollBack(NewStack { origin, failed, by, why, entries })
     }
 
     /// `wake`: when the next step is due for the active stack.
@@ -498,7 +576,10 @@ impl NodeStack {
                 "{reason}; no earlier stack can be activated again: name another one in `spec.stack`"
             );
             self.set_failed(revision, &why);
-            return Next::Wait(None);
+            // The node may only have been too busy, or its disk full.
+            self.failed_rollbacks = 0;
+            self.rollback.at = Some(now + RETRY_MAX);
+            return Next::Wait(self.rollback.at);
         };
         let why = format!("revision {} has failed: {reason}", revision.revision);
         let failed = Some(Box::new(FailedRevision { revision: revision.clone(), reason }));
@@ -533,11 +614,11 @@ impl NodeStack {
                 let why = stack.why.clone();
                 match policies.activate(stack, Some(revision)).await {
                     Ok(_) => {
-                        tracing::error!(why, "the stack of the GPUNode was rolled back");
+                        tracing::warn!(why, "an earlier stack was activated again");
                         self.try_again();
                     }
                     Err(error) => {
-                        tracing::error!(why, %error, "the stack of the GPUNode has failed, but an earlier stack could not be activated again; the daemon tries another one, or tries again");
+                        tracing::error!(why, %error, "an earlier stack could not be activated again; the daemon tries another one, or tries again");
                         self.note_not_rolled_back(ledger, &error, &why);
                     }
                 }
@@ -624,13 +705,20 @@ impl NodeStack {
                 &format!("{why}; an earlier stack could not be activated again: {error}"),
             );
         }
+        if ledger.stack.is_break_glass() {
+            self.not_returned = Some(format!(
+                "the stack before it could not be activated again: {error}; the daemon tries again, or another earlier stack"
+            ));
+        }
         let is_interrupted = matches!(
             error,
             ActivateError::Command(CommandError::Refused(Refusal::StackChanged { .. }))
                 | ActivateError::FileChanged
         );
         // A stack that lacks a file does not get it soon, and one that the node is too busy for is tried a few times.
-        if is_interrupted || (error.is_passing() && self.rollback.failures < ROLLBACK_ATTEMPTS) {
+        // At the end of a break-glass no stack is failing, so that one is tried for as long as it takes.
+        let may_try = self.rollback.failures < ROLLBACK_ATTEMPTS || ledger.stack.is_break_glass();
+        if is_interrupted || (error.is_passing() && may_try) {
             self.rollback.note_failed(ROLLBACK_RETRY);
         } else {
             self.rollback = Retry::default();
@@ -686,23 +774,34 @@ fn cut(text: &str) -> String {
 /// file. The file may have another stack by now; if that cannot be used, the file's former one is activated as that of a caller. At
 /// last comes the file's stack, whatever the history has.
 fn candidates(ledger: &Ledger, file: &FileStack) -> Vec<(StackOrigin, Vec<StackEntry>)> {
+    let mut candidates = former(ledger, file);
+    candidates.retain(|(origin, entries)| {
+        let is_unsettled = matches!(origin, StackOrigin::Fleet { is_settled: false, .. });
+        // The same entries would fail again.
+        !is_unsettled && *entries != ledger.stack.entries
+    });
+    candidates
+}
+
+/// The stacks that were active before, the newest first, without those of a break-glass, which must not be activated again after their
+/// end.
+fn former(ledger: &Ledger, file: &FileStack) -> Vec<(StackOrigin, Vec<StackEntry>)> {
     let of_file = file.error.is_none().then(|| (StackOrigin::File, file.entries.clone()));
     let of_past = ledger.past_stacks.values().rev().flat_map(|stack| match &stack.origin {
-        StackOrigin::Fleet { is_settled: false, .. } => vec![],
+        StackOrigin::BreakGlass { .. } => vec![],
         StackOrigin::File => {
             let former = (StackOrigin::Api, stack.entries.clone());
             of_file.clone().into_iter().chain([former]).collect()
         }
         origin => vec![(origin.clone(), stack.entries.clone())],
     });
-    let mut candidates = Vec::new();
-    for candidate in of_past.chain(of_file.clone()) {
-        // The same entries would fail again.
-        if candidate.1 != ledger.stack.entries && !candidates.contains(&candidate) {
-            candidates.push(candidate);
+    let mut former = Vec::new();
+    for stack in of_past.chain(of_file.clone()) {
+        if !former.contains(&stack) {
+            former.push(stack);
         }
     }
-    candidates
+    former
 }
 
 /// Whether the same activation may succeed later: the node is busy, or lacks a file that an upload brings, or pods must end first.

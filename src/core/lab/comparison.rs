@@ -1,8 +1,10 @@
 //! Comparisons of a candidate policy's answers with the outcomes of decisions.
 
+use crate::stack::evaluate::check_admit;
 use berth_kernel::ids::names::Digest;
 use berth_kernel::policy::compare::AnswerComparison;
-use berth_kernel::policy::hooks::Hook;
+use berth_kernel::policy::hooks::{Answer, Fault, FaultKind, Hook, Terms};
+use berth_kernel::policy::stack::Permissions;
 use std::collections::BTreeMap;
 
 /// A policy that might be activated.
@@ -14,9 +16,24 @@ pub struct Candidate {
     pub digest: Digest,
     /// The parameters, JSON.
     pub parameters: String,
+    /// What it may do; `None` for everything.
+    pub permissions: Option<Permissions>,
 }
 
 impl Candidate {
+    /// The result of one call of the policy, after a check of its permissions. An answer that it is not permitted to give is a fault, as
+    /// in a stack.
+    pub(super) fn permitted(&self, result: Result<Option<Answer>, Fault>) -> Result<Option<Answer>, Fault> {
+        let answer = result?;
+        if let (Some(permissions), Some(answer @ (Answer::Allow(_) | Answer::Deny(_)))) =
+            (&self.permissions, &answer)
+        {
+            check_admit(permissions, &Terms::default(), answer)
+                .map_err(|detail| Fault { kind: FaultKind::Answer, detail })?;
+        }
+        Ok(answer)
+    }
+
     /// The policy's name, without its version.
     pub(crate) fn name(&self) -> &str {
         self.policy.split('@').next().unwrap_or_default()
@@ -96,5 +113,34 @@ impl Difference {
             }
         };
         Some(Self { seq, at_wall_ms, hook, failed, is_denial, message })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_that_the_permissions_of_the_entry_do_not_allow_is_a_fault() {
+        let candidate = |permissions| Candidate {
+            policy: "quota@aaaaaaaaaaaa".into(),
+            digest: Digest::parse(&"a".repeat(64)).unwrap(),
+            parameters: "{}".into(),
+            permissions,
+        };
+        let sets = Terms { environment: vec![("A".into(), "1".into())], ..Terms::default() };
+        let (deny, allow) = (Answer::Deny("no".into()), Answer::Allow(sets));
+        let silent = Permissions { deny: false, ..Permissions::default() };
+        for (answer, permissions, is_permitted) in [
+            (&deny, None, true),
+            (&deny, Some(Permissions::default()), true),
+            (&deny, Some(silent), false),
+            (&allow, None, true),
+            (&allow, Some(Permissions::default()), false),
+        ] {
+            let result = candidate(permissions.clone()).permitted(Ok(Some(answer.clone())));
+            assert_eq!(result.is_ok(), is_permitted, "{answer:?} {permissions:?}");
+        }
+        assert_eq!(candidate(Some(Permissions::default())).permitted(Ok(None)), Ok(None));
     }
 }

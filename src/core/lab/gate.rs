@@ -84,9 +84,12 @@ impl Lab {
                 policy: entry.label(),
                 digest: entry.digest.clone(),
                 parameters: entry.parameters.clone(),
+                permissions: Some(entry.permissions.clone()),
             })
             .collect();
         let mut report = GateReport::default();
+        // Also if the caller drops the future during a replay.
+        let running = GateShadows { lab: self, ids: Vec::new() };
         if candidates.is_empty() {
             return Ok(report);
         }
@@ -96,7 +99,7 @@ impl Lab {
             }
         }
         if !rules.shadow_for.is_zero() {
-            report.shadowed = self.shadow_admissions(candidates, rules).await?;
+            report.shadowed = self.shadow_admissions(running, candidates, rules).await?;
         }
         Ok(report)
     }
@@ -128,10 +131,10 @@ impl Lab {
     /// Returns how many live admissions the candidates have answered.
     async fn shadow_admissions(
         &self,
+        mut running: GateShadows<'_>,
         candidates: Vec<Candidate>,
         rules: &GateRules,
     ) -> Result<u64, GateError> {
-        let mut running = GateShadows { lab: self, ids: Vec::new() };
         for candidate in candidates {
             running.ids.push(self.start_shadow(candidate, true).await?.id);
         }
@@ -223,7 +226,12 @@ mod tests {
 
     fn judged(counts: Counts, new_denials_percent_max: u64) -> Result<u64, String> {
         let digest = Digest::parse(&"a".repeat(64)).unwrap();
-        let candidate = Candidate { policy: "quota@aaaaaaaaaaaa".into(), digest, parameters: "{}".into() };
+        let candidate = Candidate {
+            policy: "quota@aaaaaaaaaaaa".into(),
+            digest,
+            parameters: "{}".into(),
+            permissions: None,
+        };
         let rules = GateRules { new_denials_percent_max, ..GateRules::default() };
         let first = Difference {
             seq: Some(7),

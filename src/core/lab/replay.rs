@@ -79,8 +79,9 @@ impl Report {
             self.unreadable += 1;
             return;
         };
+        let answer = candidate.permitted(again.answer);
         let comparison =
-            compare(&again.question, &decision.calls, &decision.outcome, candidate.name(), &again.answer);
+            compare(&again.question, &decision.calls, &decision.outcome, candidate.name(), &answer);
         let (seq, at) = (Some(decision.seq), decision.at_wall_ms);
         let difference = Difference::count(&mut self.counts, decision.hook, seq, at, comparison);
         self.differences.extend(difference.filter(|_| self.differences.len() < DIFFERENCES_MAX));

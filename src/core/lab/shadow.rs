@@ -137,5 +137,6 @@ fn compare_answer(
         question: note.question.question(),
         wall_ms_max: CALL_MS_MAX,
     });
-    compare(&note.question, &note.calls, &note.outcome, candidate.name(), &output.answer)
+    let answer = candidate.permitted(output.answer);
+    compare(&note.question, &note.calls, &note.outcome, candidate.name(), &answer)
 }

@@ -23,7 +23,7 @@ use berth_kernel::policy::hooks::{
     FaultKind, Hook, PlaceRequest, Placement, Question, REASON_BYTES_MAX, Terms,
 };
 use berth_kernel::policy::reserved_environment::reserved_for;
-use berth_kernel::policy::stack::{OnFault, Stack, StackEntry};
+use berth_kernel::policy::stack::{OnFault, Permissions, Stack, StackEntry};
 use berth_kernel::sharing::part_state::{PartState, Taken};
 use berth_kernel::sharing::placement;
 use berth_observe::spans;
@@ -95,7 +95,7 @@ impl Evaluation<'_> {
             let merged = terms.clone();
             let result =
                 self.call(index, entry, Question::Admit(request), &mut time, |evaluation, answer| {
-                    check_admit(entry, &merged, answer)?;
+                    check_admit(&entry.permissions, &merged, answer)?;
                     evaluation.check_limits(request, answer)
                 });
             match result {
@@ -322,13 +322,14 @@ pub(super) enum CallResult {
     Fault(Fault),
 }
 
-fn check_admit(entry: &StackEntry, merged: &Terms, answer: &Answer) -> Result<(), String> {
+/// Checks an answer of an entry with these permissions; `merged` are the terms of the entries before it.
+pub(crate) fn check_admit(permissions: &Permissions, merged: &Terms, answer: &Answer) -> Result<(), String> {
     match answer {
-        Answer::Deny(_) if !entry.permissions.deny => {
+        Answer::Deny(_) if !permissions.deny => {
             Err("it denied, which its stack entry does not permit (permissions.deny)".into())
         }
         Answer::Deny(reason) => check_reason(reason),
-        Answer::Allow(terms) => check_terms(entry, merged, terms),
+        Answer::Allow(terms) => check_terms(permissions, merged, terms),
         Answer::Offer(_) | Answer::Place(_) | Answer::Triage(_) => Err("not a verdict".into()),
     }
 }
@@ -344,7 +345,7 @@ fn check_reason(reason: &str) -> Result<(), String> {
     Ok(())
 }
 
-fn check_terms(entry: &StackEntry, merged: &Terms, terms: &Terms) -> Result<(), String> {
+fn check_terms(permissions: &Permissions, merged: &Terms, terms: &Terms) -> Result<(), String> {
     check_reason(&terms.reason)?;
     let mut environment: BTreeMap<&str, &str> =
         merged.environment.iter().map(|(k, v)| (k.as_str(), v.as_str())).collect();
@@ -358,7 +359,7 @@ fn check_terms(entry: &StackEntry, merged: &Terms, terms: &Terms) -> Result<(), 
                 "the environment key {key:?} is reserved: it affects {what}; no policy may set it"
             ));
         }
-        if !entry.permissions.allows_environment(key) {
+        if !permissions.allows_environment(key) {
             return Err(format!(
                 "its stack entry may not set the environment key {key:?} (permissions.environment)"
             ));

@@ -15,7 +15,7 @@ use crate::ids::names::{AllocationId, DeviceKey, Digest, GpuId, PartId, Resource
 use crate::ids::time::Now;
 use crate::node::rules::Rules;
 use crate::policy::decider::Decider;
-use crate::policy::stack::Stack;
+use crate::policy::stack::{Stack, StackOrigin};
 use crate::policy::version::PolicyVersion;
 use crate::sharing::breaker::Breaker;
 use crate::sharing::offer::{OfferLine, ShareRange};
@@ -174,8 +174,8 @@ pub enum Change {
     PolicyDeleted(Digest),
     /// A stack was activated.
     StackActivated(Stack),
-    /// The active stack, which is a GPUNode's, has settled.
-    StackSettled,
+    /// The origin of the active stack has changed: the stack of a GPUNode has settled, or a break-glass has ended.
+    StackOriginChanged(StackOrigin),
     /// The configuration set other rules.
     RulesChanged(Arc<Rules>),
 }
@@ -204,7 +204,7 @@ impl Change {
             | Self::PolicyUpdated(_)
             | Self::PolicyDeleted(_)
             | Self::StackActivated(_)
-            | Self::StackSettled => true,
+            | Self::StackOriginChanged(_) => true,
             Self::PartGone(_)
             | Self::InventoryScanned { .. }
             | Self::UnidentifiedChanged(_)

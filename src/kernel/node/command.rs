@@ -183,6 +183,11 @@ pub enum Command {
         /// The revision of the stack.
         revision: u64,
     },
+    /// End the break-glass that is active. Refused if another stack is active.
+    EndBreakGlass {
+        /// The revision of the stack.
+        revision: u64,
+    },
     /// The configuration changed: new rules, with the offers that follow from them, in one turn. No reader sees the
     /// rules with the offers of the former ones.
     SetRules {
@@ -248,6 +253,7 @@ impl Command {
             Self::DeletePolicy { .. } => "deletePolicy",
             Self::Activate(_) => "activate",
             Self::SettleStack { .. } => "settleStack",
+            Self::EndBreakGlass { .. } => "endBreakGlass",
             Self::SetRules { .. } => "setRules",
             Self::Tick => "tick",
         }

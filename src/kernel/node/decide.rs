@@ -78,6 +78,7 @@ pub fn decide(ledger: &Ledger, command: &Command, now: Now) -> Verdict {
         Command::DeletePolicy { digest } => version_records::delete(ledger, digest),
         Command::Activate(activation) => activate(ledger, activation, now),
         Command::SettleStack { revision } => settle_stack(ledger, *revision),
+        Command::EndBreakGlass { revision } => end_break_glass(ledger, *revision),
         Command::SetRules { rules, offers } => set_rules(ledger, rules, offers, now),
         Command::Tick => Ok(tick::changes(ledger, now)),
     };
@@ -212,8 +213,22 @@ fn settle_stack(ledger: &Ledger, revision: u64) -> Result<Vec<Change>, Refusal> 
     if ledger.stack.revision != revision {
         return Err(Refusal::StackChanged { revision: ledger.stack.revision });
     }
-    let is_unsettled = matches!(ledger.stack.origin, StackOrigin::Fleet { is_settled: false, .. });
-    Ok(if is_unsettled { vec![Change::StackSettled] } else { Vec::new() })
+    Ok(match &ledger.stack.origin {
+        StackOrigin::Fleet { revision, is_settled: false } => {
+            let origin = StackOrigin::Fleet { revision: revision.clone(), is_settled: true };
+            vec![Change::StackOriginChanged(origin)]
+        }
+        _ => Vec::new(),
+    })
+}
+
+/// Sets the end of a break-glass to 0. The task of the node's stack then activates the stack that was active before.
+fn end_break_glass(ledger: &Ledger, revision: u64) -> Result<Vec<Change>, Refusal> {
+    if ledger.stack.revision != revision {
+        return Err(Refusal::StackChanged { revision: ledger.stack.revision });
+    }
+    let ended = Change::StackOriginChanged(StackOrigin::BreakGlass { until_wall_ms: 0 });
+    Ok(if ledger.stack.is_break_glass() { vec![ended] } else { Vec::new() })
 }
 
 /// The offers are checked by the new rules.
@@ -290,6 +305,28 @@ mod tests {
         assert_eq!(activate(&mut node, StackOrigin::File, Some("b")), Some("b".into()));
         assert_eq!(activate(&mut node, StackOrigin::File, None), Some("b".into()));
         assert_eq!(activate(&mut node, of_fleet("c"), None), None);
+    }
+
+    #[test]
+    fn ending_a_break_glass_keeps_its_stack_and_sets_its_end_to_0() {
+        let mut node = Node::new();
+        let stack = |origin| NewStack { origin, ..activation(Vec::new()).stack };
+        let activate = |node: &mut Node, origin| {
+            let stack = stack(origin);
+            node.decide(&Command::Activate(Activation { stack, ..activation(Vec::new()) })).unwrap();
+            node.ledger.stack.revision
+        };
+        let of_api = activate(&mut node, StackOrigin::Api);
+        assert!(node.decide(&Command::EndBreakGlass { revision: of_api }).unwrap().changes.is_empty());
+        let revision = activate(&mut node, StackOrigin::BreakGlass { until_wall_ms: 7 });
+        let late = node.decide(&Command::EndBreakGlass { revision: of_api });
+        assert_eq!(late, Err(Refusal::StackChanged { revision }));
+        node.decide(&Command::EndBreakGlass { revision }).unwrap();
+        let ended = &node.ledger.stack;
+        assert_eq!(
+            (ended.revision, &ended.origin),
+            (revision, &StackOrigin::BreakGlass { until_wall_ms: 0 })
+        );
     }
 
     #[test]

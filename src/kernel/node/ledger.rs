@@ -20,7 +20,7 @@ use crate::node::change::{Change, Entry};
 use crate::node::refusal::Refusal;
 use crate::node::rules::Rules;
 use crate::policy::hooks::Hook;
-use crate::policy::stack::{PastStacks, Stack, StackEntry, StackOrigin, keep_past};
+use crate::policy::stack::{PastStacks, Stack, StackEntry, keep_past};
 use crate::policy::version::PolicyVersion;
 use crate::sharing::breaker::Breaker;
 use crate::sharing::offer::{Consumes, OfferLine};
@@ -436,11 +436,7 @@ impl Ledger {
                 let before = std::mem::replace(&mut self.stack, Arc::new(stack.clone()));
                 keep_past(Arc::make_mut(&mut self.past_stacks), before);
             }
-            Change::StackSettled => {
-                if let StackOrigin::Fleet { is_settled, .. } = &mut Arc::make_mut(&mut self.stack).origin {
-                    *is_settled = true;
-                }
-            }
+            Change::StackOriginChanged(origin) => Arc::make_mut(&mut self.stack).origin = origin.clone(),
         }
     }
 

@@ -251,7 +251,7 @@ fn add_keys(change: &Change, before: &Ledger, next: &Ledger, keys: &mut BTreeSet
             add(RecordKey::Policy(version.digest.clone()));
         }
         Change::PolicyDeleted(digest) => add(RecordKey::Policy(digest.clone())),
-        Change::StackSettled => add(RecordKey::Stack),
+        Change::StackOriginChanged(_) => add(RecordKey::Stack),
         Change::StackActivated(_) => {
             add(RecordKey::Stack);
             // Health that was judged again is written with the stack that did so, or a crash would leave judgements of

@@ -150,6 +150,12 @@ impl Stack {
         matches!(self.origin, StackOrigin::Fleet { is_settled: true, .. })
     }
 
+    /// Whether a caller has activated it for a while in place of the stack of the GPUNode.
+    #[must_use]
+    pub fn is_break_glass(&self) -> bool {
+        matches!(self.origin, StackOrigin::BreakGlass { .. })
+    }
+
     /// Whether one of its entries has this policy version.
     #[must_use]
     pub fn has(&self, digest: &Digest) -> bool {
@@ -185,6 +191,11 @@ pub enum StackOrigin {
         revision: FleetRevision,
         /// Whether the soak has ended without a suspended policy.
         is_settled: bool,
+    },
+    /// A caller, for a limited time, in place of the stack that the node's GPUNode names.
+    BreakGlass {
+        /// The end, milliseconds since 1970.
+        until_wall_ms: u64,
     },
 }
 
@@ -234,12 +245,14 @@ pub const ACTIVATIONS_MAX: usize = 16;
 /// Previously active stacks by revision.
 pub type PastStacks = BTreeMap<u64, Arc<Stack>>;
 
-/// Adds a stack that is no longer active, and removes the oldest beyond [`ACTIVATIONS_MAX`], but not [`last_settled`].
+/// Adds a stack that is no longer active, and removes the oldest beyond [`ACTIVATIONS_MAX`], but not [`last_settled`] and
+/// [`before_break_glass`].
 pub fn keep_past(past: &mut PastStacks, stack: Arc<Stack>) {
     past.insert(stack.revision, stack);
     while past.len() >= ACTIVATIONS_MAX {
-        let settled = last_settled(past).map(|settled| settled.revision);
-        let oldest = past.keys().find(|revision| Some(**revision) != settled).copied();
+        let kept =
+            [last_settled(past), before_break_glass(past)].map(|stack| stack.map(|stack| stack.revision));
+        let oldest = past.keys().find(|revision| !kept.contains(&Some(**revision))).copied();
         oldest.map(|revision| past.remove(&revision));
     }
 }
@@ -250,9 +263,26 @@ pub fn last_settled(past: &PastStacks) -> Option<&Arc<Stack>> {
     past.values().rev().find(|stack| stack.is_settled())
 }
 
+/// The newest of these stacks that is not of a break-glass, to which the end of one returns.
+#[must_use]
+pub fn before_break_glass(past: &PastStacks) -> Option<&Arc<Stack>> {
+    past.values().rev().find(|stack| !stack.is_break_glass())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_stack_before_a_break_glass_is_kept_however_often_it_is_renewed() {
+        let mut past = PastStacks::new();
+        keep_past(&mut past, Arc::new(Stack { revision: 7, ..Stack::default() }));
+        for revision in 8..40 {
+            let origin = StackOrigin::BreakGlass { until_wall_ms: 1 };
+            keep_past(&mut past, Arc::new(Stack { revision, origin, ..Stack::default() }));
+        }
+        assert_eq!(before_break_glass(&past).unwrap().revision, 7);
+    }
 
     #[test]
     fn the_oldest_activations_are_removed_first() {

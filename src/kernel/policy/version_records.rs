@@ -6,7 +6,7 @@ use crate::node::change::Change;
 use crate::node::ledger::Ledger;
 use crate::node::refusal::Refusal;
 use crate::policy::hooks::VERSIONS_MAX;
-use crate::policy::stack::{StackEntry, StackOrigin, last_settled};
+use crate::policy::stack::{StackEntry, StackOrigin, before_break_glass, last_settled};
 use crate::policy::version::{Origin, PolicyVersion, TrustedKey};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -75,10 +75,13 @@ pub(crate) fn record_shipped(ledger: &Ledger, shipped: &[PolicyVersion]) -> Vec<
 
 pub(crate) fn delete(ledger: &Ledger, digest: &Digest) -> Result<Vec<Change>, Refusal> {
     let version = find(ledger, digest)?;
-    // A rollback needs the versions of the stack that has settled.
-    let may_be_rolled_back = matches!(ledger.stack.origin, StackOrigin::Fleet { is_settled: false, .. });
-    let settled = last_settled(&ledger.past_stacks).filter(|_| may_be_rolled_back);
-    if ledger.stack.has(digest) || settled.is_some_and(|stack| stack.has(digest)) {
+    // A rollback needs the versions of the stack that has settled, and the end of a break-glass those of the stack before it, too.
+    let is_unsettled = matches!(ledger.stack.origin, StackOrigin::Fleet { is_settled: false, .. });
+    let is_break_glass = ledger.stack.is_break_glass();
+    let settled = last_settled(&ledger.past_stacks).filter(|_| is_unsettled || is_break_glass);
+    let before = before_break_glass(&ledger.past_stacks).filter(|_| is_break_glass);
+    let is_needed = settled.into_iter().chain(before).any(|stack| stack.has(digest));
+    if ledger.stack.has(digest) || is_needed {
         return Err(Refusal::PolicyInUse { digest: digest.clone() });
     }
     if version.shipped {

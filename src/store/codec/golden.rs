@@ -400,6 +400,19 @@ fn golden() -> Vec<Golden> {
             }),
         ),
         (
+            vec![9, 0, 0, 0, 0, 0, 0, 0, 4],
+            r#"{"revision":4,"fromApi":false,"breakGlassUntilMs":7200000,"by":"alice","why":"an outage","sinceMs":9,"entries":0}"#,
+            Record::PastStack(StackHead {
+                revision: 4,
+                origin: StackOrigin::BreakGlass { until_wall_ms: 7_200_000 },
+                failed: None,
+                by: "alice".into(),
+                why: "an outage".into(),
+                since_wall_ms: 9,
+                entries: 0,
+            }),
+        ),
+        (
             vec![9, 0, 0, 0, 0, 0, 0, 0, 1],
             r#"{"revision":1,"fromApi":false,"by":"config","why":"as it was","sinceMs":4,"entries":1}"#,
             Record::PastStack(StackHead {

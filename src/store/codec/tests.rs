@@ -220,7 +220,8 @@ fn small_record() -> impl Strategy<Value = Record> {
         .prop_map(|(revision, reason)| Box::new(FailedRevision { revision, reason }));
     let of_fleet =
         (fleet, any::<bool>()).prop_map(|(revision, is_settled)| StackOrigin::Fleet { revision, is_settled });
-    let origin = prop_oneof![Just(StackOrigin::File), Just(StackOrigin::Api), of_fleet];
+    let break_glass = any::<u64>().prop_map(|until_wall_ms| StackOrigin::BreakGlass { until_wall_ms });
+    let origin = prop_oneof![Just(StackOrigin::File), Just(StackOrigin::Api), of_fleet, break_glass];
     let stack = (origin, option::of(failed), any::<(u64, String, String, u64, usize, bool)>()).prop_map(
         |(origin, failed, (revision, by, why, since_wall_ms, entries, past))| {
             let head = StackHead { revision, origin, failed, by, why, since_wall_ms, entries };

@@ -70,16 +70,18 @@ struct Node {
     node_stack: NodeStack,
     file: FileStack,
     now: Instant,
+    wall_ms: u64,
 }
 
 impl Node {
     fn new(stack: &Value) -> Self {
         let now = Instant::now();
-        Self { ledger: node(), node_stack: reading(stack), file: FileStack::default(), now }
+        Self { ledger: node(), node_stack: reading(stack), file: FileStack::default(), now, wall_ms: 0 }
     }
 
     fn next(&mut self, suspended: Option<&str>) -> Next {
-        self.node_stack.next(&self.ledger, suspended, &self.file, self.now)
+        let now = Now { instant: self.now, wall_ms: self.wall_ms };
+        self.node_stack.next(&self.ledger, suspended, &self.file, now)
     }
 
     /// Makes the next step; an activation succeeds. Returns what was done.
@@ -100,6 +102,7 @@ impl Node {
                 let to = match &stack.origin {
                     StackOrigin::File => "file",
                     StackOrigin::Api => "api",
+                    StackOrigin::BreakGlass { .. } => "break-glass",
                     StackOrigin::Fleet { revision, .. } => &revision.revision,
                 };
                 (format!("to {to}: {}", stack.why), stack)
@@ -206,7 +209,7 @@ fn a_stack_that_has_not_settled_is_rolled_back_also_if_it_is_named_no_more() {
     }
     let mut node = Node::new(&stack_of("00000000000a"));
     node.step(None);
-    node.node_stack = NodeStack::new(NodeStackState::before_reading(&node.ledger.stack));
+    node.node_stack = NodeStack::new(NodeStackState::before_reading(&node.ledger));
     assert_eq!(node.step(None), "wait");
     assert_eq!(node.step(Some("it traps")), "to file: revision 00000000000a has failed: it traps");
 }
@@ -226,7 +229,8 @@ fn a_rollback_that_fails_for_good_goes_on_to_an_older_stack() {
         }
     };
     fail_all(&mut node);
-    assert_eq!((node.step(Some("it traps")).as_str(), node.phase()), ("wait", "Failed"));
+    // All of them are tried again some minutes later.
+    assert_eq!((node.step(Some("it traps")).as_str(), node.phase()), ("wait until", "Failed"));
     assert!(node.why().contains("name another one in `spec.stack`"), "{}", node.why());
     node.name(&stack_of("00000000000c"));
     fail_all(&mut node);
@@ -543,4 +547,95 @@ fn a_failed_revision_is_not_pulled_again_and_an_invalid_ref_is_refused() {
         let mut node = Node::new(&stack);
         assert_eq!((node.step(None).as_str(), node.phase()), ("wait", "Refused"), "{key}");
     }
+}
+
+fn break_glass(node: &mut Node, until_wall_ms: u64) {
+    let origin = StackOrigin::BreakGlass { until_wall_ms };
+    let (by, why, entries) = ("alice".into(), "an outage".into(), Vec::new());
+    let failed = node.ledger.stack.failed.clone();
+    activate(&mut node.ledger, NewStack { origin, failed, by, why, entries });
+}
+
+#[test]
+fn a_break_glass_lasts_until_its_end_over_a_restart_and_then_the_stack_before_it_is_active_again() {
+    let mut node = Node::new(&stack_of("00000000000a"));
+    node.settle();
+    break_glass(&mut node, 60_000);
+    node.name(&stack_of("00000000000b"));
+    for _ in 0..2 {
+        let step = node.step(Some("it traps"));
+        assert_eq!((step.as_str(), node.phase()), ("wait until", "LocalOverride"));
+        assert!(node.why().contains("alice") && node.why().contains("an outage"), "{}", node.why());
+        node.restart(&stack_of("00000000000b"));
+    }
+    node.wall_ms = 60_000;
+    assert_eq!(node.step(None), "to 00000000000a: the break-glass has ended");
+    assert!(node.ledger.stack.is_settled());
+    assert_eq!(node.step(None), "activate revision 00000000000b");
+}
+
+#[test]
+fn a_break_glass_ends_before_the_gpu_node_was_read_and_returns_to_a_stack_that_had_not_settled() {
+    let mut node = Node::new(&stack_of("00000000000a"));
+    node.step(None);
+    break_glass(&mut node, 1);
+    break_glass(&mut node, 2);
+    node.node_stack = NodeStack::new(NodeStackState::before_reading(&node.ledger));
+    node.wall_ms = 2;
+    assert_eq!(node.step(None), "wait", "the daemon is starting");
+    node.node_stack.may_activate = true;
+    assert_eq!(node.step(None), "to 00000000000a: the break-glass has ended");
+    assert!(!node.ledger.stack.is_settled());
+    assert_eq!(node.step(Some("it traps")), "to file: revision 00000000000a has failed: it traps");
+    // A failed revision stays failed.
+    break_glass(&mut node, 3);
+    node.restart(&stack_of("00000000000a"));
+    node.wall_ms = 3;
+    assert_eq!(node.step(None), "to file: the break-glass has ended");
+    assert_eq!((node.step(None).as_str(), node.phase()), ("wait", "RolledBack"));
+}
+
+#[test]
+fn a_break_glass_does_not_return_to_a_failed_stack_or_to_an_unsettled_one_that_is_no_longer_named() {
+    let mut node = Node::new(&stack_of("00000000000a"));
+    node.step(None);
+    break_glass(&mut node, 0);
+    node.name(&stack_of("00000000000b"));
+    assert_eq!(node.step(None), "to file: the break-glass has ended");
+    node.step(None);
+    assert_eq!(node.step(Some("it traps")), "to file: revision 00000000000b has failed: it traps");
+    break_glass(&mut node, 0);
+    node.name(&stack_of("00000000000a"));
+    assert_eq!(node.step(None), "to file: the break-glass has ended");
+}
+
+#[test]
+fn a_break_glass_lasts_at_most_the_requested_time_if_the_clock_is_wrong() {
+    let mut node = Node::new(&stack_of("00000000000a"));
+    node.settle();
+    break_glass(&mut node, 1_000_060_000);
+    Arc::make_mut(&mut node.ledger.stack).since_wall_ms = 1_000_000_000;
+    let Next::Wait(Some(until)) = node.next(None) else { panic!("it waits") };
+    assert!(until <= node.now + Duration::from_secs(60));
+    // The clock is still behind.
+    node.now += Duration::from_secs(61);
+    assert_eq!(node.step(None), "to 00000000000a: the break-glass has ended");
+}
+
+/// A version that was deleted meanwhile, for example.
+#[test]
+fn a_break_glass_whose_former_stack_cannot_be_used_goes_on_to_an_older_one() {
+    let mut node = Node::new(&stack_of("00000000000a"));
+    node.settle();
+    break_glass(&mut node, 0);
+    let failed = ActivateError::Command(CommandError::Refused(Refusal::Untrusted { policies: Vec::new() }));
+    for expected in ["00000000000a", "File", "Api"] {
+        let Next::RollBack(stack) = node.next(None) else { panic!("{expected}") };
+        assert!(format!("{:?}", stack.origin).contains(expected), "{:?}", stack.origin);
+        node.node_stack.note_not_rolled_back(&node.ledger, &failed, &stack.why);
+    }
+    let Next::Wait(until) = node.next(None) else { panic!("it waits") };
+    assert!(until.is_some_and(|at| at > node.now), "no busy loop");
+    node.now += RETRY_MAX * 2;
+    assert!(matches!(node.next(None), Next::RollBack(_)));
 }

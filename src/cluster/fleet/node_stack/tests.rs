@@ -610,6 +610,22 @@ fn a_break_glass_does_not_return_to_a_failed_stack_or_to_an_unsettled_one_that_i
 }
 
 #[test]
+fn a_break_glass_does_not_return_to_the_failed_revision_even_if_nothing_else_can_be_used() {
+    let mut node = Node::new(&stack_of("00000000000a"));
+    node.step(None);
+    node.step(Some("it traps"));
+    break_glass(&mut node, 0);
+    let failed = ActivateError::Command(CommandError::Refused(Refusal::Untrusted { policies: Vec::new() }));
+    for expected in ["File", "Api"] {
+        let Next::RollBack(stack) = node.next(None) else { panic!("{expected}") };
+        assert!(format!("{:?}", stack.origin).contains(expected), "{:?}", stack.origin);
+        node.node_stack.note_not_rolled_back(&node.ledger, &failed, &stack.why);
+    }
+    assert!(matches!(node.next(None), Next::Wait(Some(_))));
+    assert!(node.why().contains("could not be activated again"), "{}", node.why());
+}
+
+#[test]
 fn a_break_glass_lasts_at_most_the_requested_time_if_the_clock_is_wrong() {
     let mut node = Node::new(&stack_of("00000000000a"));
     node.settle();

@@ -7,11 +7,12 @@ default:
 # Everything that must be green
 ci: lint test policies-test same-answers policy-templates
 
-# Formatting, clippy with warnings as errors, rustdoc without warnings
+# Formatting, the lock file of the fuzz targets, clippy with warnings as errors, rustdoc without warnings
 lint:
     .ci/words
     cargo fmt --all --check
     cargo fmt --manifest-path tests/fuzz/Cargo.toml --check
+    cargo metadata --locked --format-version 1 --manifest-path tests/fuzz/Cargo.toml > /dev/null
     cargo clippy --workspace --all-targets --locked -- -D warnings
     RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --quiet
 

@@ -22,9 +22,7 @@ use crate::keeper::CommandError;
 use crate::policies::{PolicyService, Prepared};
 use crate::priority::lower_priority;
 use berth_kernel::node::command::NewStack;
-use berth_kernel::node::ports::{
-    DecisionPage, Input, InstallError, Journal, JournalError, JournalStats, PolicyRuntime,
-};
+use berth_kernel::node::ports::{DecisionPage, Input, Journal, JournalError, JournalStats, PolicyRuntime};
 use berth_kernel::node::refusal::Refusal;
 use berth_kernel::policy::decision::{Decision, Filter};
 use berth_kernel::policy::stack::{OnFault, Permissions, StackEntry, StackOrigin};
@@ -94,9 +92,7 @@ impl LabError {
     pub fn may_succeed_later(&self) -> bool {
         match self {
             Self::None | Self::Fails { passing: false, .. } => false,
-            Self::Unprepared(unprepared) => {
-                !matches!(unprepared.error, InstallError::TooLarge { .. } | InstallError::NotAPolicy { .. })
-            }
+            Self::Unprepared(unprepared) => !unprepared.error.is_permanent(),
             _ => true,
         }
     }

@@ -6,7 +6,6 @@ use base64::engine::general_purpose::STANDARD as BASE64;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::fmt;
-use std::io::Read;
 use std::path::Path;
 
 /// Largest file, bytes: that of a Secret.
@@ -50,13 +49,8 @@ impl Credentials {
     /// If it cannot be read, or is not of that form. Credentials are never shown.
     pub fn read(path: &Path) -> Result<Self, String> {
         let shown = path.display();
-        let mut bytes = Vec::new();
-        std::fs::File::open(path)
-            .and_then(|file| file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes))
+        let bytes = berth_files::read(path, FILE_BYTES_MAX)
             .map_err(|error| format!("the credentials of registries cannot be read: {shown}: {error}"))?;
-        if bytes.len() as u64 > FILE_BYTES_MAX {
-            return Err(format!("{shown} has more than {FILE_BYTES_MAX} bytes"));
-        }
         Self::parse(&bytes).map_err(|why| format!("{shown}: {why}"))
     }
 
@@ -114,6 +108,7 @@ fn registry_of(key: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::fs::{CWD, FileType, Mode, mknodat};
 
     fn user_of(credentials: &str, repository: &str) -> Option<String> {
         let credentials = Credentials::parse(credentials.as_bytes()).unwrap();
@@ -147,5 +142,17 @@ mod tests {
         }
         let file = r#"{"auths": {"a": {"username": "u", "password": "secret"}}}"#;
         assert!(!format!("{:?}", Credentials::parse(file.as_bytes()).unwrap()).contains("secret"));
+    }
+
+    /// A pull would wait for its writer, and the next pulls for that one.
+    #[test]
+    fn a_fifo_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("config.json");
+        mknodat(CWD, &path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+        let error = Credentials::read(&path).unwrap_err();
+        assert!(error.contains("a FIFO"), "{error}");
+        let error = crate::registry::Registry::new(false, Credentials::default(), Some(&path)).err().unwrap();
+        assert!(error.contains("a FIFO"), "{error}");
     }
 }

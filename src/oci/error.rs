@@ -55,7 +55,7 @@ pub enum PullError {
         /// The limit.
         max: usize,
     },
-    /// An answer or a file is longer than it may be.
+    /// An answer of the registry is longer than it may be.
     #[error("{what} has more than {max} bytes")]
     LongAnswer {
         /// What was read.

@@ -7,19 +7,22 @@ use crate::error::PullError;
 use berth_kernel::ids::names::Digest;
 use berth_kernel::policy::hooks::MODULE_BYTES_MAX;
 use serde_json::{Value, json};
-use std::fs::{self, File};
-use std::io::{ErrorKind, Read};
+use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+
+/// Largest index, bytes: some thousand artifacts.
+const INDEX_BYTES_MAX: u64 = 4 << 20;
 
 /// Reads a policy from a layout; `None` if the layout does not have its manifest.
 ///
 /// # Errors
 /// If a file cannot be read, or the artifact is not what it should be.
 pub fn read(folder: &Path, manifest: &Digest, layer: &Digest) -> Result<Option<PulledPolicy>, PullError> {
-    let Some(bytes) = blob(folder, manifest, "the manifest", MANIFEST_BYTES_MAX)? else { return Ok(None) };
+    let Some(bytes) = blob(folder, manifest, MANIFEST_BYTES_MAX)? else { return Ok(None) };
     let signature = check_manifest(&bytes, manifest, layer)?;
     let path = path_of(folder, layer);
-    let module = blob(folder, layer, "the layer", MODULE_BYTES_MAX)?;
+    let module = blob(folder, layer, MODULE_BYTES_MAX)?;
     let module = module.ok_or(PullError::Layout { path, error: ErrorKind::NotFound.into() })?;
     check_layer(&module, layer)?;
     Ok(Some(PulledPolicy { module, signature }))
@@ -29,25 +32,13 @@ fn path_of(folder: &Path, digest: &Digest) -> PathBuf {
     folder.join("blobs/sha256").join(digest.as_str())
 }
 
-fn blob(folder: &Path, digest: &Digest, what: &str, max: usize) -> Result<Option<Vec<u8>>, PullError> {
+fn blob(folder: &Path, digest: &Digest, bytes_max: usize) -> Result<Option<Vec<u8>>, PullError> {
     let path = path_of(folder, digest);
-    // Opening a pipe would wait for its writer.
-    let is_file = |metadata: fs::Metadata| match metadata.is_file() {
-        true => File::open(&path),
-        false => Err(std::io::Error::new(ErrorKind::InvalidInput, "it is no regular file")),
-    };
-    let file = match fs::metadata(&path).and_then(is_file) {
-        Ok(file) => file,
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(PullError::Layout { path, error }),
-    };
-    let mut bytes = Vec::new();
-    let read = file.take(max as u64 + 1).read_to_end(&mut bytes);
-    read.map_err(|error| PullError::Layout { path, error })?;
-    if bytes.len() > max {
-        return Err(PullError::LongAnswer { what: what.to_owned(), max });
+    match berth_files::read(&path, bytes_max as u64) {
+        Ok(bytes) => Ok(Some(bytes)),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(PullError::Layout { path, error }),
     }
-    Ok(Some(bytes))
 }
 
 /// Adds an artifact to a layout, which is created if the folder is missing or empty. Other artifacts of the layout stay; one with the
@@ -100,7 +91,7 @@ fn replace(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
 
 fn index_of(folder: &Path) -> Result<Value, PullError> {
     let path = folder.join("index.json");
-    let bytes = match fs::read(&path) {
+    let bytes = match berth_files::read(&path, INDEX_BYTES_MAX) {
         Ok(bytes) => bytes,
         Err(error) if error.kind() == ErrorKind::NotFound => {
             let has_files = fs::read_dir(folder).is_ok_and(|mut files| files.next().is_some());

@@ -297,11 +297,8 @@ fn basic(login: &Login) -> String {
 }
 
 fn certificates(path: &Path) -> Result<Vec<Certificate<'static>>, String> {
-    use std::io::Read;
     let shown = path.display();
-    let mut pem = Vec::new();
-    std::fs::File::open(path)
-        .and_then(|file| file.take(CA_BYTES_MAX).read_to_end(&mut pem))
+    let pem = berth_files::read(path, CA_BYTES_MAX)
         .map_err(|error| format!("the certificates for registries cannot be read: {shown}: {error}"))?;
     let certificates: Vec<_> = parse_pem(&pem)
         .filter_map(|item| match item {
@@ -357,8 +354,7 @@ fn expect(url: &str, mut answer: Response<Body>, statuses: &[u16]) -> Result<Res
 const WRONG_CREDENTIALS: &str = "it refuses the credentials; correct them in the file that `fleet.credentialsFile` or `--credentials` names";
 const NO_CREDENTIALS: &str = "it demands credentials, and none are known for the repository; add `auths` for it to the file that \
      `fleet.credentialsFile` or `--credentials` names (credential helpers are not used)";
-const NO_SCHEME: &str =
-    "it offers no authentication that Berth knows (Bearer or Basic), or another host answers in its place";
+const NO_SCHEME: &str = "it offers no authentication that Berth knows (Bearer or Basic), or it has redirected to another host, which gets no credentials";
 
 fn hint(login: Option<&Login>) -> &'static str {
     if login.is_some() { WRONG_CREDENTIALS } else { NO_CREDENTIALS }
@@ -601,7 +597,7 @@ mod tests {
         });
         let (registry, repository) = client(address, true);
         let error = pull(&registry, &repository, &packed()).unwrap_err().to_string();
-        assert!(error.contains("another host answers in its place"), "{error}");
+        assert!(error.contains("redirected to another host"), "{error}");
         assert_eq!(requests.try_iter().collect::<Vec<_>>(), ["GET /manifest"]);
     }
 

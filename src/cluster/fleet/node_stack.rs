@@ -20,7 +20,6 @@ use berth_fleet::gpu_node::{
 };
 use berth_kernel::node::command::{Command, NewStack};
 use berth_kernel::node::ledger::Ledger;
-use berth_kernel::node::ports::InstallError;
 use berth_kernel::node::refusal::Refusal;
 use berth_kernel::policy::stack::{
     FailedRevision, FleetRevision, OnFault, Permissions, StackEntry, StackOrigin,
@@ -105,7 +104,7 @@ pub(crate) async fn keep(
                 work = JoinSet::new();
                 work.spawn(async move { Done::Gate(lab.pass_gate(&stack, &rules).await) });
                 node_stack.work = Some(Work::Gate);
-                node_stack.gated_stack = ledger.stack.revision;
+                node_stack.revision_at_gate = ledger.stack.revision;
                 continue;
             }
             next => {
@@ -205,7 +204,7 @@ struct NodeStack {
     refused: Option<String>,
     gate: Gate,
     /// The revision of the stack that was active when the gate began.
-    gated_stack: u64,
+    revision_at_gate: u64,
     /// The pull or gate that runs concurrently with the loop, for the stack of the specification.
     work: Option<Work>,
     /// The revision of the active stack whose soak lasts, and its begin.
@@ -298,7 +297,7 @@ impl NodeStack {
             may_activate: false,
             refused: None,
             gate: Gate::NotPassed,
-            gated_stack: 0,
+            revision_at_gate: 0,
             work: None,
             soak: None,
             rollback_revision: 0,
@@ -450,7 +449,7 @@ impl NodeStack {
     ) -> Next {
         let found = entries(spec, &wanted.policy, ledger);
         // What is new in the stack depends on the active one.
-        if self.gated_stack != ledger.stack.revision && !matches!(self.gate, Gate::Failed(_)) {
+        if self.revision_at_gate != ledger.stack.revision && !matches!(self.gate, Gate::Failed(_)) {
             self.gate = Gate::NotPassed;
             self.work = self.work.filter(|work| *work != Work::Gate);
         }
@@ -759,11 +758,11 @@ fn gate_rules(gate: &GateSpec) -> GateRules {
 
 fn describe(rules: &GateRules) -> String {
     let GateRules { replay_decisions, shadow_for, .. } = rules;
-    let replay = (*replay_decisions > 0)
-        .then(|| format!("they are replayed with at most {replay_decisions} recorded admissions"));
-    let shadow = (!shadow_for.is_zero()).then(|| format!("they are shadows for {} s", shadow_for.as_secs()));
+    let replay =
+        (*replay_decisions > 0).then(|| format!("on at most {replay_decisions} recorded admissions"));
+    let shadow = (!shadow_for.is_zero()).then(|| format!("on live ones for {} s", shadow_for.as_secs()));
     let steps: Vec<String> = replay.into_iter().chain(shadow).collect();
-    format!("the gate tests the new policies: {}", steps.join(", then "))
+    format!("the new policies are tried without effect before the activation: {}", steps.join(", then "))
 }
 
 fn cut(text: &str) -> String {
@@ -807,9 +806,7 @@ fn former(ledger: &Ledger, file: &FileStack) -> Vec<(StackOrigin, Vec<StackEntry
 /// Whether the same activation may succeed later: the node is busy, or lacks a file that an upload brings, or pods must end first.
 fn may_succeed_later(error: &ActivateError) -> bool {
     match error {
-        ActivateError::Unprepared(unprepared) => {
-            !matches!(unprepared.error, InstallError::TooLarge { .. } | InstallError::NotAPolicy { .. })
-        }
+        ActivateError::Unprepared(unprepared) => !unprepared.error.is_permanent(),
         ActivateError::Command(
             CommandError::Refused(
                 Refusal::StackChanged { .. } | Refusal::UnknownPolicy { .. } | Refusal::BadOffer { .. },

@@ -109,12 +109,9 @@ impl PolicyPullError {
         match &self.cause {
             Cause::Pull(error) => error.may_succeed_later(),
             Cause::Upload(UploadError::Signature(_)) => false,
-            Cause::Upload(UploadError::Install(error)) => !matches!(
-                error,
-                InstallError::TooLarge { .. }
-                    | InstallError::NotAPolicy { .. }
-                    | InstallError::TooCostly { .. }
-            ),
+            Cause::Upload(UploadError::Install(error)) => {
+                !error.is_permanent() && !matches!(error, InstallError::TooCostly { .. })
+            }
             Cause::Upload(UploadError::Command(CommandError::Refused(Refusal::TooManyVersions {
                 ..
             }))) => false,

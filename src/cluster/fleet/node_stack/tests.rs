@@ -1,6 +1,7 @@
 use super::*;
 use berth_core::lab::LabError;
 use berth_kernel::ids::names::Digest;
+use berth_kernel::node::ports::InstallError;
 use berth_kernel::policy::stack::{Stack, keep_past};
 use berth_kernel::policy::version::{Origin, PolicyVersion};
 use berth_oci::{PullError, RegistryError};
@@ -377,7 +378,7 @@ fn begin_gate(node: &mut Node) -> GateRules {
     let Next::Gate { rules, stack } = node.next(None) else { panic!("no gate") };
     assert_eq!((node.phase(), stack.why.as_str()), ("Gating", "revision 00000000000a"));
     node.node_stack.work = Some(Work::Gate);
-    node.node_stack.gated_stack = node.ledger.stack.revision;
+    node.node_stack.revision_at_gate = node.ledger.stack.revision;
     assert!(node.step(None).starts_with("wait"));
     assert_eq!(node.phase(), "Gating");
     rules

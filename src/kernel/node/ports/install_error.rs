@@ -40,6 +40,14 @@ pub enum InstallError {
     },
 }
 
+impl InstallError {
+    /// Whether the module itself is the cause, so that no retry succeeds.
+    #[must_use]
+    pub fn is_permanent(&self) -> bool {
+        matches!(self, Self::TooLarge { .. } | Self::NotAPolicy { .. })
+    }
+}
+
 impl fmt::Display for InstallError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -101,6 +101,11 @@ e2e *ARGS:
     cargo build --release --locked -p berth -p fake-nvml
     python3 tests/e2e/run.py {{ARGS}}
 
+# Rollouts to simulated nodes at a real API server, which is built from Go modules; needs root
+fleet *ARGS:
+    cargo build --release --locked -p berth -p demo
+    python3 tests/fleet/run.py {{ARGS}}
+
 # NVIDIA's own tests of its DRA driver, against Berth's; CHECKOUT is one of kubernetes-sigs/dra-driver-nvidia-gpu; needs root
 e2e-nvidia-dra CHECKOUT *ARGS:
     cargo build --release --locked -p berth -p fake-nvml
@@ -185,6 +190,10 @@ api-fuzz REQUESTS="20000" *ARGS:
 # Simulated histories with every invariant checked after every turn: `just sim 10000`, `just sim --help`
 sim *ARGS:
     cargo run --release --quiet --locked -p harness -- sim {{ARGS}}
+
+# Simulated rollouts with every write of the controller checked: `just fleet-plan 10000`, `just fleet-plan --seed 17`
+fleet-plan *ARGS:
+    cargo run --release --quiet --locked -p harness -- fleet-plan {{ARGS}}
 
 # Hostile guests against the real daemon: `just hostile --uploads 100`
 hostile *ARGS:

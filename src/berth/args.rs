@@ -16,7 +16,6 @@ Examples:
   berth config check /etc/berth/config.yaml  Would the daemon accept this file?
   berth gpu list                             GPUs, what is wrong, who is on them
   berth gpu drain 3 --wait                   Empty GPU 3, for a repair
-  berth policy activate stack.yaml           Replace the whole stack, or nothing
 Exit codes: 0 success, 1 refused or failed (a missing file, an unknown name, a \
 refusal by the daemon), 2 bad usage.";
 
@@ -76,6 +75,30 @@ enforces; docs/guard.md and docs/enforcement.md describe it.
         /// The namespace of Berth's own pods, which the guard neither changes nor refuses
         #[arg(long, env = "POD_NAMESPACE", hide_env = true, value_name = "NAME")]
         own_namespace: Option<String>,
+        /// Format of the log [default: text]
+        #[arg(long, env = "BERTH_LOG", hide_env = true, value_enum)]
+        log: Option<LogFormat>,
+    },
+    /// Run the controller of the fleet: rolls SharingPolicies out
+    #[command(after_help = "\
+One process for the cluster, or several of which one works at a time (a Lease). It names \
+the stack of each SharingPolicy in the GPUNodes of its nodes, a few at a time, and halts \
+when nodes fail. Each node activates and judges the stack by itself; without a controller \
+no further node is assigned a stack. In the configuration file, `fleet` sets the \
+registries where tags are resolved, as for `berth serve`. docs/fleet.md describes it.
+  berth controller
+  berth controller --config /etc/berth/config.yaml
+  berth controller --kubeconfig ~/.kube/config --namespace berth")]
+    Controller {
+        /// The configuration file (YAML), as for `berth serve`
+        #[arg(long, env = "BERTH_CONFIG", hide_env = true, value_name = "FILE")]
+        config: Option<PathBuf>,
+        /// Kubeconfig for the API server, outside a pod; one that runs a program (exec) is refused
+        #[arg(long, env = "BERTH_KUBECONFIG", hide_env = true, value_name = "FILE")]
+        kubeconfig: Option<PathBuf>,
+        /// The namespace of the Lease [default: that of the service account or kubeconfig]
+        #[arg(long, env = "POD_NAMESPACE", hide_env = true, value_name = "NAME")]
+        namespace: Option<String>,
         /// Format of the log [default: text]
         #[arg(long, env = "BERTH_LOG", hide_env = true, value_enum)]
         log: Option<LogFormat>,

@@ -11,6 +11,8 @@ use berth_cli::output::{Out, decide_colours, print_error};
 use berth_cli::usage::{self, BadUsage};
 use berth_cluster::ApiServer;
 use berth_config::{Choice, Config, ServeArgs};
+use berth_fleet::controller::{Controller, Settings};
+use berth_kube::Connection;
 use berth_observe::logs::{self, LogFormat, LogsError};
 use berth_observe::trace::{Pump, TracingSettings};
 use berth_scenario::{author, pack, policy_new};
@@ -50,6 +52,9 @@ fn dispatch(cli: &Cli, out: &mut Out) -> anyhow::Result<bool> {
         Command::Serve(args) => serve(args, client)?,
         Command::Guard { config, own_namespace, log } => {
             guard(config.as_deref(), own_namespace.clone(), *log)?;
+        }
+        Command::Controller { config, kubeconfig, namespace, log } => {
+            controller(config.as_deref(), kubeconfig.as_deref(), namespace.clone(), *log)?;
         }
         Command::Client(command) => berth_cli::run(DaemonCommand::Client(command), client, out)?,
         Command::Policy { command } => match command {
@@ -138,16 +143,66 @@ pub fn guard(
     let settings = berth_guard::Settings { own_namespace, ..config.guard };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let ended = runtime.block_on(async {
-        let mut terminate = signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?;
-        let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for SIGINT")?;
-        let_daemon_handle_signals();
         tokio::select! {
             ended = berth_guard::run_guard(settings) => Ok(ended?),
-            _ = terminate.recv() => Ok(()),
-            _ = interrupt.recv() => Ok(()),
+            ended = terminated() => ended,
         }
     });
     // Drops the tasks, and does not wait for a call of NVML that hangs.
+    runtime.shutdown_background();
+    ended
+}
+
+/// Waits for SIGTERM or SIGINT.
+async fn terminated() -> anyhow::Result<()> {
+    let mut terminate = signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for SIGINT")?;
+    let_daemon_handle_signals();
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+    Ok(())
+}
+
+/// Runs `berth controller` until SIGTERM or SIGINT, at which it gives its lease back.
+fn controller(
+    config: Option<&Path>,
+    kubeconfig: Option<&Path>,
+    namespace: Option<String>,
+    log: Option<LogFormat>,
+) -> anyhow::Result<()> {
+    exit_on_signals().context("cannot listen for signals")?;
+    let args = ServeArgs {
+        config: config.map(Path::to_owned),
+        kubeconfig: kubeconfig.map(Path::to_owned),
+        log,
+        ..ServeArgs::default()
+    };
+    let config = Config::load(&args)?;
+    start_log(&config, None)?;
+    ensure!(
+        config.cluster.api_server != ApiServer::Off,
+        "the controller works on objects of the API server: set --kubeconfig, or run it in a pod with a service account"
+    );
+    let settings = Settings {
+        connection: Connection::new(config.cluster.api_server),
+        namespace,
+        name: config.node.name,
+        pull: config.cluster.fleet.unwrap_or_default(),
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let ended = runtime.block_on(async {
+        let controller = Controller::new(settings).await?;
+        let ended = tokio::select! {
+            () = controller.run() => Ok(()),
+            ended = terminated() => ended,
+        };
+        controller.release().await;
+        tracing::info!("the controller has ended");
+        ended
+    });
+    // Does not wait for a registry that hangs.
     runtime.shutdown_background();
     ended
 }

@@ -1,9 +1,9 @@
 //! Reads ResourceClaims for the kubelet's calls.
 
-use super::client::{RequestError, request};
 use super::quantity::amount;
 use berth_kernel::grants::claim::{Claim, ClaimOfServer, ClaimPod, DeviceResult};
 use berth_kernel::ids::names::is_dns_label;
+use berth_kube::{RequestError, request};
 use k8s_openapi::api::resource::v1::{DeviceRequestAllocationResult, ResourceClaim};
 use kube::{Api, Client};
 use tokio::sync::watch;

@@ -1,9 +1,7 @@
 //! Keeps the node condition `GPUUnavailable` up to date: whether a GPU of the node cannot be granted, and why. `kubectl
 //! describe node` shows it, and controllers that watch nodes can act on it.
 
-use super::client::{RequestError, request};
 use super::settings::Settings;
-use super::wait::{Backoff, REFRESH_MEAN, jittered, random};
 use berth_core::KernelHandle;
 use berth_kernel::drain::marks::Drain;
 use berth_kernel::hardware::health::HealthState;
@@ -11,6 +9,7 @@ use berth_kernel::ids::names::GpuId;
 use berth_kernel::ids::time::rfc3339_seconds;
 use berth_kernel::node::ledger::{GpuState, Ledger};
 use berth_kernel::node::transitions::GpuName;
+use berth_kube::{Backoff, REFRESH_MEAN, RequestError, jittered, random, request};
 use k8s_openapi::api::core::v1::Node;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client};
@@ -140,7 +139,7 @@ pub(super) async fn keep(settings: &Settings, client: Client, kernel: &KernelHan
         is_read: false,
         written: None,
         not_before: Instant::now(),
-        backoff: Backoff::new(settings.retry_interval),
+        backoff: Backoff::new(settings.connection.retry_interval),
         logged: false,
     };
     loop {
@@ -198,7 +197,7 @@ impl NodeConditionWriter<'_> {
                 self.written = Some((wanted, due));
                 self.logged = false;
                 self.backoff.reset();
-                self.not_before = now + self.settings.retry_interval;
+                self.not_before = now + self.settings.connection.retry_interval;
                 due
             }
             Err(error) => {
@@ -213,7 +212,7 @@ impl NodeConditionWriter<'_> {
                     false => self.backoff.next(random()),
                 };
                 let now = Instant::now();
-                self.not_before = now + self.settings.retry_after.delay(wait, now);
+                self.not_before = now + self.settings.connection.retry_after.delay(wait, now);
                 self.not_before
             }
         }

@@ -1,13 +1,12 @@
 //! Publishes changes of GPUs and policies as Kubernetes events of the node and of pods, which `kubectl describe` shows.
 //! Nothing waits for them: events that cannot be published in time are dropped and counted.
 
-use super::client::{ANSWER_MAX, error_chain};
 use super::pending_event::{Bypasses, PendingEvent, Regarding};
 use super::settings::Settings;
-use super::wait::{self, Backoff};
 use berth_core::policy_transitions::PolicyTransition;
 use berth_core::stack::PolicyStatuses;
 use berth_core::transition_stream::{Batch, Batches};
+use berth_kube::{ANSWER_MAX, Backoff, error_chain, random};
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::Client;
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
@@ -254,7 +253,7 @@ impl Publisher {
             secondary: None,
         };
         let regarding = self.reference(&pending.regarding);
-        let mut backoff = Backoff::new(settings.retry_interval);
+        let mut backoff = Backoff::new(settings.connection.retry_interval);
         let mut tries = 1;
         loop {
             let why = match timeout(ANSWER_MAX, recorder.publish(&event, &regarding)).await {
@@ -276,8 +275,8 @@ impl Publisher {
                 return Err(why);
             }
             tries += 1;
-            let wait = backoff.next(wait::random());
-            sleep(settings.retry_after.delay(wait, Instant::now())).await;
+            let wait = backoff.next(random());
+            sleep(settings.connection.retry_after.delay(wait, Instant::now())).await;
         }
     }
 

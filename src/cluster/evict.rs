@@ -2,7 +2,7 @@
 //! drain's order requests that. The next request is the kernel's plan on the newest snapshot, so that an uncordon ends
 //! the evictions at once; each outcome is recorded in the ledger.
 
-use super::client::{self, ANSWER_MAX, error_chain};
+use super::client;
 use super::settings::Settings;
 use berth_core::KernelHandle;
 use berth_core::keeper::Snapshot;
@@ -11,6 +11,7 @@ use berth_kernel::drain::eviction_plan::{due_requests, is_being_evicted};
 use berth_kernel::ids::names::GpuId;
 use berth_kernel::node::command::Command;
 use berth_kernel::node::ledger::Ledger;
+use berth_kube::{ANSWER_MAX, error_chain};
 use berth_observe::spans;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::policy::v1::Eviction;
@@ -49,7 +50,7 @@ pub(super) async fn keep(settings: &Settings, client: Client, kernel: &KernelHan
         }
         listed = drains;
         // The wait comes before the plan, which may change meanwhile.
-        sleep(settings.retry_after.delay(Duration::ZERO, Instant::now())).await;
+        sleep(settings.connection.retry_after.delay(Duration::ZERO, Instant::now())).await;
         let next =
             due_requests(&kernel.snapshot(), kernel.now()).into_iter().find(|ask| listed.contains(&ask.gpu));
         match next {

@@ -1,10 +1,9 @@
 //! Writes labels to the node object by server-side apply: the API server records which labels are ours, removes those
 //! that an apply no longer has, and refuses to overwrite those of another field manager.
 
-use super::client::{RequestError, request};
 use super::settings::{NodeLabelState, NodeLabelTask, OtherWriter, Settings};
-use super::wait::{Backoff, REFRESH_MEAN, jittered, random};
 use crate::node_labels::{Labels, OTHER_WRITER};
+use berth_kube::{Backoff, REFRESH_MEAN, RequestError, jittered, random, request};
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
 use kube::api::{Patch, PatchParams};
@@ -22,7 +21,7 @@ const MANAGER: &str = "berth";
 pub(super) async fn keep(settings: &Settings, client: Client, work: &NodeLabelTask) {
     let nodes: Api<Node> = Api::all(client);
     let mut wanted = work.wanted.clone();
-    let mut backoff = Backoff::new(settings.retry_interval);
+    let mut backoff = Backoff::new(settings.connection.retry_interval);
     loop {
         let known = wanted.wait_for(Option::is_some).await.ok().map(|labels| labels.clone());
         let Some(labels) = known.flatten() else { return std::future::pending().await };
@@ -35,7 +34,7 @@ pub(super) async fn keep(settings: &Settings, client: Client, work: &NodeLabelTa
             }
             Err(RequestError { why, .. }) => {
                 set_state(work, NodeLabelState::Not(why));
-                settings.retry_after.delay(backoff.next(random()), Instant::now())
+                settings.connection.retry_after.delay(backoff.next(random()), Instant::now())
             }
         };
         tokio::select! {

@@ -13,7 +13,6 @@ mod labels;
 mod moves;
 mod node_label;
 pub mod node_labels;
-mod object_watch;
 mod pending_event;
 mod pod;
 mod pods;
@@ -26,21 +25,20 @@ mod slices;
 mod taint_rules;
 #[cfg(test)]
 mod test_node;
-mod wait;
 
+pub use berth_kube::{ApiServer, BACKOFF_MAX, RetryAfter, error_chain};
 pub use claims::Claims;
-pub use client::{ConnectError, NodeInfo, connect, error_chain, node_info};
+pub use client::{ConnectError, NodeInfo, connect, node_info};
 pub use evict::EvictionCheck;
 pub use label_writer::{LabelChannels, LabelSettings};
 pub use node_label::{LABEL_READ_MAX, node_label};
 pub use pod::convert_pod;
 pub use reviews::{ReviewError, Reviews, User};
 pub use settings::{
-    ApiServer, ApiServerStatus, DraTask, FleetState, FleetTask, NodeLabelState, NodeLabelTask,
-    NodeStackState, OtherWriter, PolicyPulled, Settings, SlicesState, TaintRulesState, WatchedLabel,
+    ApiServerStatus, DraTask, FleetState, FleetTask, NodeLabelState, NodeLabelTask, NodeStackState,
+    OtherWriter, PolicyPulled, Settings, SlicesState, TaintRulesState, WatchedLabel,
 };
 pub use taint_rules::marks_of_rules;
-pub use wait::{BACKOFF_MAX, RetryAfter};
 
 use berth_core::KernelHandle;
 use berth_core::transition_stream::Batches;
@@ -84,7 +82,7 @@ impl ClusterTasks {
 #[must_use]
 pub fn start(settings: Settings, kernel: KernelHandle, mut batches: Batches) -> ClusterTasks {
     let (mut tasks, (connect, may_connect)) = (JoinSet::new(), watch::channel(false));
-    if settings.api_server == ApiServer::Off {
+    if settings.connection.api_server == ApiServer::Off {
         let (link, claims) = (watch::channel(ApiServerStatus::Off).1, Claims::new(watch::channel(None).1));
         return ClusterTasks { link, claims, connect, _tasks: tasks };
     }

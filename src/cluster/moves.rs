@@ -2,10 +2,8 @@
 //! status counts no more devices than the device plugin lists as healthy; to the device plugin, when no claim is allocated a
 //! device of the GPU.
 
-use super::client::{RequestError, request};
 use super::quantity::amount;
 use super::settings::{DraTask, Settings, SlicesState};
-use super::wait::{jittered, random};
 use berth_core::KernelHandle;
 use berth_core::keeper::CommandError;
 use berth_kernel::ids::names::{GpuId, Resource};
@@ -15,6 +13,7 @@ use berth_kernel::node::ledger::Ledger;
 use berth_kernel::sharing::listing::listing;
 use berth_kernel::sharing::publish::{device_name, shared_device_name};
 use berth_kernel::sharing::via::{KubeletApi, waits_for};
+use berth_kube::{RequestError, jittered, random, request};
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::api::ListParams;
@@ -56,7 +55,13 @@ pub(super) async fn keep(settings: &Settings, client: Client, kernel: &KernelHan
                 }
                 Err(RequestError { why, .. }) => {
                     tracing::warn!(%gpu, why, "the API server could not be read to check whether the GPU can be moved; it is checked again");
-                    sleep(settings.retry_after.delay(settings.retry_interval, Instant::now())).await;
+                    sleep(
+                        settings
+                            .connection
+                            .retry_after
+                            .delay(settings.connection.retry_interval, Instant::now()),
+                    )
+                    .await;
                 }
             }
         }

@@ -1,8 +1,8 @@
 //! One label of the node object: read before the daemon starts, watched while it runs.
 
-use super::client::{ConnectError, connect_and_get_node, request};
+use super::client::{ConnectError, connect_and_get_node};
 use super::settings::{Settings, WatchedLabel};
-use super::wait::{Backoff, REFRESH_MEAN, after_loss, jittered, random};
+use berth_kube::{Backoff, REFRESH_MEAN, after_loss, jittered, random, request};
 use futures_util::StreamExt;
 use k8s_openapi::api::core::v1::Node;
 use kube::api::WatchParams;
@@ -33,7 +33,7 @@ pub async fn node_label(
     waits: impl FnOnce(&ConnectError),
 ) -> Result<Option<String>, ConnectError> {
     let end = Instant::now() + LABEL_READ_MAX;
-    let (mut backoff, mut waits) = (Backoff::new(settings.retry_interval), Some(waits));
+    let (mut backoff, mut waits) = (Backoff::new(settings.connection.retry_interval), Some(waits));
     loop {
         match connect_and_get_node(settings).await {
             Ok((_, node)) => return Ok(value(&node, key)),
@@ -44,7 +44,7 @@ pub async fn node_label(
             }
             Err(error) => return Err(error),
         }
-        let wait = settings.retry_after.delay(backoff.next(random()), Instant::now());
+        let wait = settings.connection.retry_after.delay(backoff.next(random()), Instant::now());
         sleep_until(end.min(Instant::now() + wait)).await;
     }
 }
@@ -57,7 +57,7 @@ fn value(node: &PartialObjectMeta<Node>, key: &str) -> Option<String> {
 /// reached, so nothing is missed between them.
 pub(super) async fn follow(settings: &Settings, client: Client, label: &WatchedLabel) {
     let nodes: Api<Node> = Api::all(client);
-    let (mut version, mut failures) = (None, Failures::new(settings.retry_interval));
+    let (mut version, mut failures) = (None, Failures::new(settings.connection.retry_interval));
     loop {
         let wait = match read_and_watch(settings, &nodes, label, &mut version, &mut failures).await {
             Ok(()) => {
@@ -81,7 +81,7 @@ pub(super) async fn follow(settings: &Settings, client: Client, label: &WatchedL
                 next.wait
             }
         };
-        sleep(settings.retry_after.delay(wait, Instant::now())).await;
+        sleep(settings.connection.retry_after.delay(wait, Instant::now())).await;
     }
 }
 
@@ -170,7 +170,7 @@ async fn read_and_watch(
     let from = version.clone().unwrap_or_default();
     // Twice as long as a watch of pods: it need not be rebalanced over the API servers as soon, and each costs a
     // request.
-    let seconds = u32::try_from(2 * settings.watch_timeout.as_secs()).unwrap_or(u32::MAX);
+    let seconds = u32::try_from(2 * settings.connection.watch_timeout.as_secs()).unwrap_or(u32::MAX);
     let only = WatchParams::default().fields(&format!("metadata.name={}", settings.node)).timeout(seconds);
     let watch = request(nodes.watch_metadata(&only, &from), WATCH_RIGHT).await;
     let watch = watch.map_err(|error| LostWatch { code: error.code(), why: error.why })?;

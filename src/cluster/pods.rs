@@ -1,10 +1,8 @@
 //! Watches the pods of this node, and sends the complete view to the keeper after each change.
 
 use super::client::report_error;
-use super::object_watch::{Cause, Error, events, of_node};
 use super::pod::convert_pod;
 use super::settings::{ApiServerStatus, Settings};
-use super::wait::{self, Backoff};
 use berth_core::KernelHandle;
 use berth_core::keeper::CommandError;
 use berth_kernel::evidence::pods::{PODS_MAX, Pod, PodsSource, PodsView, Stage};
@@ -13,6 +11,7 @@ use berth_kernel::grants::pod_candidates::{
 };
 use berth_kernel::node::command::Command;
 use berth_kernel::node::ledger::Ledger;
+use berth_kube::{Backoff, Cause, Error, after_loss, events, random};
 use futures_util::{FutureExt, Stream, StreamExt};
 use k8s_openapi::api::core::v1::Pod as ApiPod;
 use kube::{Api, Client};
@@ -20,7 +19,7 @@ use std::sync::Arc;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until};
 
-type Event = super::object_watch::Event<Arc<Pod>>;
+type Event = berth_kube::Event<Arc<Pod>>;
 
 /// What is watched, for errors.
 const WHAT: &str = "the pods of this node";
@@ -126,8 +125,9 @@ pub(super) async fn keep(
     link: &watch::Sender<ApiServerStatus>,
 ) {
     let (mut known, mut limiter) = (KnownPods::new(), ImmediateViewLimiter::default());
-    let mut backoff = Backoff::new(settings.retry_interval);
-    let mut stream = Box::pin(events(settings, WHAT, Api::all(client), of_node(settings), converted));
+    let mut backoff = Backoff::new(settings.connection.retry_interval);
+    let mut stream =
+        Box::pin(events(&settings.connection, WHAT, Api::all(client), settings.of_node(), converted));
     loop {
         let error = match gather(&mut stream, &mut known, &mut limiter, kernel, settings).await {
             Ok(changed) => {
@@ -149,10 +149,10 @@ pub(super) async fn keep(
             report_error(link, &error);
         }
         let wait = match was_open && !expired {
-            true => wait::after_loss(settings.reconnect_wait_max, wait::random()),
-            false => backoff.next(wait::random()),
+            true => after_loss(settings.reconnect_wait_max, random()),
+            false => backoff.next(random()),
         };
-        sleep(settings.retry_after.delay(wait, Instant::now())).await;
+        sleep(settings.connection.retry_after.delay(wait, Instant::now())).await;
     }
 }
 
@@ -208,7 +208,7 @@ async fn send_view(
         }
         // The keeper is busy. Events that come meanwhile wait in the watch.
         tracing::debug!(%error, "the keeper is busy; the pods of this node are sent again");
-        sleep(settings.retry_interval).await;
+        sleep(settings.connection.retry_interval).await;
     }
     if view.current && link.send_replace(ApiServerStatus::Watching) != ApiServerStatus::Watching {
         tracing::info!(pods = view.pods.len(), "watching the pods of this node at the API server");

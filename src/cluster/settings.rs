@@ -1,56 +1,35 @@
 //! Settings of this crate, and the channels by which it reports.
 
 use super::node_labels::Labels;
-use super::wait::{self, RetryAfter};
 use berth_core::{Lab, PolicyService};
 use berth_fleet::gpu_node::StackPhase;
 use berth_kernel::ids::names::GpuId;
 use berth_kernel::node::ledger::Ledger;
 use berth_kernel::policy::stack::{FleetRevision, StackOrigin, before_break_glass};
+use berth_kube::{ApiServer, Connection};
 use berth_oci::Puller;
 use std::collections::BTreeSet;
 use std::fmt;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
 
-/// How the API server is reached.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ApiServer {
-    /// Not at all: the kubelet's own accounts are the only sources.
-    Off,
-    /// By the service account of our pod.
-    InCluster,
-    /// By a kubeconfig.
-    Kubeconfig(PathBuf),
-}
-
 /// Settings of this crate.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// How the API server is reached.
-    pub api_server: ApiServer,
+    /// The connection to the API server.
+    pub connection: Connection,
     /// The name of this node's object.
     pub node: String,
     /// How long pod events are collected before they are sent to the keeper as one command, and changes before they are
     /// written to the node object. The event of a pod that may be the next to get an Allocate is not delayed; see
     /// [`berth_kernel::evidence::pods`].
     pub batch_window: Duration,
-    /// `timeoutSeconds` of each watch, whole seconds.
-    pub watch_timeout: Duration,
-    /// Read timeout of a connection: how long it may deliver nothing before it counts as dead. The API server sends a
-    /// bookmark on each watch every minute.
-    pub read_timeout: Duration,
     /// The longest wait after a watch that was open is lost.
     pub reconnect_wait_max: Duration,
     /// How long after a drain begins the first pod of the GPU is evicted: by then the kubelet has received the list
     /// that shows its held devices Unhealthy.
     pub eviction_delay: Duration,
-    /// The first wait after a failure; doubles up to [`wait::BACKOFF_MAX`].
-    pub retry_interval: Duration,
-    /// Until when the API server asked its clients to wait (`Retry-After`).
-    pub retry_after: RetryAfter,
     /// The labels to write to the node object, if any.
     pub labels: Option<NodeLabelTask>,
     /// Receives whether another writer labels the node object; `None`: not checked.
@@ -64,23 +43,23 @@ pub struct Settings {
 }
 
 impl Settings {
+    /// Selects the objects whose `spec.nodeName` is this node.
+    pub(super) fn of_node(&self) -> Option<String> {
+        Some(format!("spec.nodeName={}", self.node))
+    }
+
     /// With the waits that the daemon uses.
     #[must_use]
     pub fn new(api_server: ApiServer, node: String) -> Self {
         // A tenth of a second: the hundred pod events of a deployment become a few commands to the keeper.
         Self {
-            api_server,
+            connection: Connection::new(api_server),
             node,
             batch_window: Duration::from_millis(100),
-            watch_timeout: wait::watch(wait::random()),
-            // Two and a half bookmarks.
-            read_timeout: Duration::from_secs(150),
             // When an API server restarts, the connections of all nodes are lost at one moment.
             reconnect_wait_max: Duration::from_secs(10),
             // A device list reaches the kubelet within milliseconds; a container takes longer to end.
             eviction_delay: Duration::from_millis(250),
-            retry_interval: Duration::from_secs(1),
-            retry_after: RetryAfter::default(),
             labels: None,
             other_writer: None,
             watched_label: None,

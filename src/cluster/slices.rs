@@ -4,15 +4,14 @@
 //! and what cannot be published without the dropped fields is left out.
 //! A kubelet that starts deletes all slices of its node; the watch of them shows that, and they are published again.
 
-use super::client::{RequestError, request};
 use super::settings::{DraTask, Settings, SlicesState};
 use super::slice_contents::{GatedFields, SliceContents, contents};
 use super::slice_order::SliceOrder;
-use super::wait::{Backoff, REFRESH_MEAN, after_loss, jittered, random};
 use berth_core::KernelHandle;
 use berth_kernel::ids::names::GpuId;
 use berth_kernel::sharing::publish::{Versions, publication};
 use berth_kernel::sharing::via::{KubeletApi, Via};
+use berth_kube::{Backoff, REFRESH_MEAN, RequestError, after_loss, jittered, random, request};
 use futures_util::{StreamExt, pin_mut};
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::resource::v1::{ResourcePool, ResourceSlice, ResourceSliceSpec};
@@ -39,7 +38,7 @@ const ROUNDS_MAX: usize = 3;
 /// Keeps the slices up to date; never returns. They are published while the kubelet has the driver registered: before,
 /// pods would be given devices that no driver prepares.
 pub(super) async fn keep(settings: &Settings, client: Client, kernel: &KernelHandle, task: &DraTask) {
-    let mut backoff = Backoff::new(settings.retry_interval);
+    let mut backoff = Backoff::new(settings.connection.retry_interval);
     let (mut snapshots, mut registered) = (kernel.watch(), task.registered.clone());
     let mut publisher = Publisher::new(settings, client, task);
     loop {
@@ -61,7 +60,7 @@ pub(super) async fn keep(settings: &Settings, client: Client, kernel: &KernelHan
             }
             Err(RequestError { why, .. }) => {
                 publisher.set_state(Some(why));
-                Err(settings.retry_after.delay(backoff.next(random()), Instant::now()))
+                Err(settings.connection.retry_after.delay(backoff.next(random()), Instant::now()))
             }
         };
         let version = match next {
@@ -329,17 +328,17 @@ impl<'s> Publisher<'s> {
 
     /// Returns once another client has changed or deleted a slice, or the watch of them has ended.
     async fn changed_by_others(&self, version: &str, settings: &Settings) {
-        let seconds = u32::try_from(settings.watch_timeout.as_secs()).unwrap_or(u32::MAX);
+        let seconds = u32::try_from(settings.connection.watch_timeout.as_secs()).unwrap_or(u32::MAX);
         let params = WatchParams::default().fields(&self.fields()).timeout(seconds);
         // The next round lists them.
         let wait = || {
             let lost = after_loss(settings.reconnect_wait_max, random());
-            sleep(settings.retry_after.delay(lost, Instant::now()))
+            sleep(settings.connection.retry_after.delay(lost, Instant::now()))
         };
         let Ok(stream) = self.slices.watch(&params, version).await else { return wait().await };
         pin_mut!(stream);
         loop {
-            match timeout(settings.read_timeout, stream.next()).await {
+            match timeout(settings.connection.read_timeout, stream.next()).await {
                 Ok(Some(Ok(WatchEvent::Bookmark(_)))) => {}
                 Ok(Some(Ok(WatchEvent::Added(_) | WatchEvent::Modified(_) | WatchEvent::Deleted(_)))) => {
                     return;

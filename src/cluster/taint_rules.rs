@@ -4,9 +4,7 @@
 //! GPUs that are granted through DRA get no mark: the scheduler applies the rule to claims, which can tolerate its taint
 //! (`resource.k8s.io/v1`, DeviceTaintRule).
 
-use super::object_watch::{Cause, Event, events};
 use super::settings::{DraTask, Settings, TaintRulesState};
-use super::wait::{Backoff, REFRESH_MEAN, jittered, random};
 use berth_core::KernelHandle;
 use berth_core::keeper::CommandError;
 use berth_kernel::drain::marks::{Author, Mark, Owner, Owners};
@@ -15,6 +13,7 @@ use berth_kernel::node::command::Command;
 use berth_kernel::node::ledger::Ledger;
 use berth_kernel::sharing::publish::{device_name, shared_device_name};
 use berth_kernel::sharing::via::KubeletApi;
+use berth_kube::{Backoff, Cause, Event, REFRESH_MEAN, events, jittered, random};
 use futures_util::StreamExt;
 use k8s_openapi::api::resource::v1::{DeviceTaint, DeviceTaintRule, DeviceTaintSelector};
 use kube::{Api, Client};
@@ -34,11 +33,11 @@ const RETRY: Duration = Duration::from_secs(10);
 /// Sets and removes the marks of rules; never returns.
 pub(super) async fn keep(settings: &Settings, client: Client, kernel: &KernelHandle, task: &DraTask) {
     let rules: Api<DeviceTaintRule> = Api::all(client);
-    let mut stream = Box::pin(events(settings, RULES, rules, None, |rule| Some(rule.clone())));
+    let mut stream = Box::pin(events(&settings.connection, RULES, rules, None, |rule| Some(rule.clone())));
     let mut snapshots = kernel.watch();
     let mut known = KnownRules::new(task.driver.clone(), settings.node.clone());
     let mut updater = MarkUpdater { failed: Vec::new(), retry_from: Instant::now(), error: None };
-    let mut backoff = Backoff::new(settings.retry_interval);
+    let mut backoff = Backoff::new(settings.connection.retry_interval);
     let mut watch_from = Instant::now();
     // Set after each failure of the watch, until it succeeds.
     let mut watch_failure = task.taint_rules.borrow().error.clone();
@@ -78,7 +77,8 @@ pub(super) async fn keep(settings: &Settings, client: Client, kernel: &KernelHan
             }
             Some(Err(error)) => {
                 let was_open = std::mem::replace(&mut known.is_current, false);
-                watch_from = error.retry_at(settings, &mut backoff, was_open, settings.reconnect_wait_max);
+                watch_from =
+                    error.retry_at(&settings.connection, &mut backoff, was_open, settings.reconnect_wait_max);
                 if error.cause.code() == 404 {
                     if known.is_absent {
                         // An API server before Kubernetes 1.37 gives this answer until it is upgraded.

@@ -101,7 +101,8 @@ impl StackSpec {
 /// The longest duration, as in the rules of `soak` and `shadowFor`.
 const DURATION_MAX: Duration = Duration::from_secs(24 * 3600);
 
-fn duration(text: &str) -> Option<Duration> {
+/// A duration of a specification; `None` if it is none, which the API server has ruled out.
+pub(crate) fn duration(text: &str) -> Option<Duration> {
     let given = text.parse::<GoDuration>().ok().filter(|given| !given.is_negative())?;
     Some(Duration::from(given).min(DURATION_MAX))
 }
@@ -144,7 +145,9 @@ impl GateSpec {
 #[derive(KubeSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(
-    validation = Rule::new("has(self.ref) == has(self.manifest)").message("set both ref and manifest, or neither of them")
+    validation = Rule::new("has(self.ref) == has(self.manifest)").message("set both ref and manifest, or neither of them"),
+    validation = Rule::new("has(self.layer) != (has(self.shipped) && self.shipped)").message("set either layer or shipped: true"),
+    validation = Rule::new("has(self.layer) || !has(self.ref)").message("ref is not allowed with shipped: true")
 )]
 pub struct EntrySpec {
     /// The name of the policy.
@@ -152,8 +155,12 @@ pub struct EntrySpec {
     pub name: String,
     /// `sha256:` and the digest of the policy's module, which `berth policy list -o json` shows on the node and `berth policy pack`
     /// prints.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(regex(pattern = "^sha256:[0-9a-f]{64}$"))]
-    pub layer: String,
+    pub layer: Option<String>,
+    /// Whether the policy is the one of this name that the daemon has built in.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shipped: Option<bool>,
     /// The repository, without a tag, from which a node that does not have the policy pulls it, such as
     /// `registry.example/team/policy`. The configuration file of the daemon must allow it (`fleet.repositories`).
     #[serde(default, rename = "ref", skip_serializing_if = "Option::is_none")]

@@ -1,27 +1,36 @@
-//! The objects of the API group `fleet.berth.dev`: they report the GPUs of each node, and take GPUs out of use.
+//! The objects of the API group `fleet.berth.dev`, and the controller that rolls out stacks of policies.
 //!
 //! A daemon creates the [`GpuNode`] of its node and writes its status. People and remediation tools create a
 //! [`GpuMaintenance`] to take GPUs out; the daemon of its node carries it out.
 //! The CustomResourceDefinitions in `deploy/helm/berth/files/crds` are generated from these types ([`definitions`]).
 
+pub mod controller;
 pub mod gpu_node;
+mod lease;
 pub mod maintenance;
+pub mod plan;
+mod resolver;
+pub mod revision;
+pub mod sharing_policy;
 
 use gpu_node::GpuNode;
 use kube::CustomResourceExt;
 use maintenance::GpuMaintenance;
 use schemars::{Schema, SchemaGenerator, json_schema};
 use serde_json::{Value, json};
+use sharing_policy::SharingPolicy;
 
 /// The API group.
 pub const GROUP: &str = "fleet.berth.dev";
 /// The field manager with which a daemon writes (server-side apply).
 pub const FIELD_MANAGER: &str = "berth";
+/// The field manager of the controller.
+pub const CONTROLLER: &str = "berth-controller";
 
 /// The CustomResourceDefinitions of all kinds.
 #[must_use]
-pub fn definitions() -> [Value; 2] {
-    [GpuNode::crd(), GpuMaintenance::crd()].map(|definition| {
+pub fn definitions() -> [Value; 3] {
+    [GpuNode::crd(), SharingPolicy::crd(), GpuMaintenance::crd()].map(|definition| {
         let mut definition = json!(definition);
         tidy(&mut definition);
         if definition["spec"]["names"]["kind"] == "GPUMaintenance" {
@@ -81,6 +90,39 @@ fn conditions(_: &mut SchemaGenerator) -> Schema {
             }
         }
     })
+}
+
+/// The schema of a label selector, as that of `metav1.LabelSelector` in Kubernetes.
+fn label_selector(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "object",
+        "properties": {
+            "matchLabels": {"type": "object", "additionalProperties": {"type": "string"}},
+            "matchExpressions": {
+                "type": "array",
+                "x-kubernetes-list-type": "atomic",
+                "items": {
+                    "type": "object",
+                    "required": ["key", "operator"],
+                    "properties": {
+                        "key": {"type": "string", "minLength": 1, "maxLength": 317},
+                        "operator": {"type": "string", "enum": ["In", "NotIn", "Exists", "DoesNotExist"]},
+                        "values": {
+                            "type": "array",
+                            "maxItems": 100,
+                            "x-kubernetes-list-type": "atomic",
+                            "items": {"type": "string", "maxLength": 63}
+                        }
+                    }
+                }
+            }
+        }
+    })
+}
+
+/// The schema of a JSON object with any fields.
+fn any_object(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({"type": "object", "x-kubernetes-preserve-unknown-fields": true})
 }
 
 /// The schema of a time.

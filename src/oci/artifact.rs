@@ -125,6 +125,18 @@ pub(crate) fn check_manifest(
     layer: &Digest,
 ) -> Result<Option<Signature>, PullError> {
     check_digest("the manifest", bytes, expected)?;
+    let (named, signature) = read_manifest(bytes)?;
+    if named != *layer {
+        return Err(PullError::OtherLayer { expected: layer.clone(), actual: named });
+    }
+    Ok(signature)
+}
+
+/// The layer that a manifest names, and the signature.
+///
+/// # Errors
+/// If the manifest is not that of a policy.
+pub(crate) fn read_manifest(bytes: &[u8]) -> Result<(Digest, Option<Signature>), PullError> {
     let manifest: Manifest = serde_json::from_slice(bytes)
         .map_err(|error| wrong(format!("its manifest is not an OCI image manifest: {error}")))?;
     let is = |what: &str, actual: &str, expected: &str| {
@@ -141,15 +153,12 @@ pub(crate) fn check_manifest(
     };
     is("its layer", &descriptor.media_type, LAYER_TYPE)?;
     let named = Digest::parse(&descriptor.digest).map_err(|error| wrong(format!("its layer: {error}")))?;
-    if named != *layer {
-        return Err(PullError::OtherLayer { expected: layer.clone(), actual: named });
-    }
     if descriptor.size > MODULE_BYTES_MAX as u64 {
         return Err(PullError::TooLarge { max: MODULE_BYTES_MAX });
     }
     let annotation = |annotations: &BTreeMap<String, String>| annotations.get(SIGNATURE_ANNOTATION).cloned();
     let text = annotation(&descriptor.annotations).or_else(|| annotation(&manifest.annotations));
-    text.map(|text| signature(&text)).transpose()
+    Ok((named, text.map(|text| signature(&text)).transpose()?))
 }
 
 /// Checks the layer.
@@ -173,7 +182,7 @@ fn check_module(bytes: &[u8]) -> Result<(), PullError> {
     Ok(())
 }
 
-fn check_digest(what: &str, bytes: &[u8], expected: &Digest) -> Result<(), PullError> {
+pub(crate) fn check_digest(what: &str, bytes: &[u8], expected: &Digest) -> Result<(), PullError> {
     let actual = digest_of(bytes);
     if actual == *expected {
         return Ok(());

@@ -1,7 +1,8 @@
 //! Folders of the OCI image layout, which carry artifacts where no registry can be reached.
 
 use crate::artifact::{
-    Artifact, MANIFEST_BYTES_MAX, MANIFEST_TYPE, PulledPolicy, check_layer, check_manifest, digest_of,
+    Artifact, MANIFEST_BYTES_MAX, MANIFEST_TYPE, PulledPolicy, check_digest, check_layer, check_manifest,
+    digest_of, read_manifest,
 };
 use crate::error::PullError;
 use berth_kernel::ids::names::Digest;
@@ -26,6 +27,16 @@ pub fn read(folder: &Path, manifest: &Digest, layer: &Digest) -> Result<Option<P
     let module = module.ok_or(PullError::Layout { path, error: ErrorKind::NotFound.into() })?;
     check_layer(&module, layer)?;
     Ok(Some(PulledPolicy { module, signature }))
+}
+
+/// The digest of the layer of an artifact; `None` if the layout does not have its manifest.
+///
+/// # Errors
+/// If the manifest cannot be read, or is not that of a policy.
+pub fn layer_of(folder: &Path, manifest: &Digest) -> Result<Option<Digest>, PullError> {
+    let Some(bytes) = blob(folder, manifest, MANIFEST_BYTES_MAX)? else { return Ok(None) };
+    check_digest("the manifest", &bytes, manifest)?;
+    Ok(Some(read_manifest(&bytes)?.0))
 }
 
 fn path_of(folder: &Path, digest: &Digest) -> PathBuf {

@@ -14,11 +14,11 @@ pub mod registry;
 pub use artifact::{Artifact, PulledPolicy, SIGNATURE_ANNOTATION};
 pub use credentials::Credentials;
 pub use error::{PullError, RegistryError};
-pub use reference::{Repository, RepositoryPrefix, Target, is_tag};
+pub use reference::{Reference, Repository, RepositoryPrefix, Target, Version, is_tag};
 
 use berth_kernel::ids::names::Digest;
 use registry::Registry;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Where policies may be pulled from, and how.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -64,15 +64,54 @@ impl Puller {
     /// `source` says.
     pub fn pull(&self, source: &Source) -> Result<PulledPolicy, PullError> {
         let Source { repository, manifest, layer } = source;
+        let allowed = self.allowed(repository)?;
+        let found = self.search_layouts(|folder| layout::read(folder, manifest, layer));
+        found.or_else(|failure| {
+            let pulled = self.registry(allowed)?.pull(repository, manifest, layer);
+            pulled.map_err(|error| failure.unwrap_or(error))
+        })
+    }
+
+    /// The digests of an artifact, from the registry; those of one that is named by its digest also from the layouts. Blocks for at most
+    /// some minutes.
+    ///
+    /// # Errors
+    /// As of [`Self::pull`].
+    pub fn resolve(&self, reference: &Reference) -> Result<Source, PullError> {
+        let Reference { repository, version } = reference;
+        let allowed = self.allowed(repository)?;
+        let found = self.search_layouts(|folder| match version {
+            Version::Digest(manifest) => {
+                let layer = layout::layer_of(folder, manifest)?;
+                Ok(layer.map(|layer| Source {
+                    repository: repository.clone(),
+                    manifest: manifest.clone(),
+                    layer,
+                }))
+            }
+            Version::Tag(_) => Ok(None),
+        });
+        found.or_else(|failure| {
+            self.registry(allowed)?.resolve(reference).map_err(|error| failure.unwrap_or(error))
+        })
+    }
+
+    fn allowed(&self, repository: &Repository) -> Result<&RepositoryPrefix, PullError> {
         let allowed = self.settings.repositories.iter().filter(|prefix| prefix.includes(repository));
-        let allowed = allowed.max_by_key(|prefix| prefix.name().len());
-        let allowed = allowed.ok_or_else(|| PullError::NotAllowed {
+        allowed.max_by_key(|prefix| prefix.name().len()).ok_or_else(|| PullError::NotAllowed {
             repository: repository.to_string(),
             allowed: self.settings.repositories.iter().map(ToString::to_string).collect(),
-        })?;
+        })
+    }
+
+    /// What the first layout that has it returns; if none does, the first error.
+    fn search_layouts<T>(
+        &self,
+        mut read: impl FnMut(&Path) -> Result<Option<T>, PullError>,
+    ) -> Result<T, Option<PullError>> {
         let mut failure = None;
         for folder in &self.settings.layouts {
-            match layout::read(folder, manifest, layer) {
+            match read(folder) {
                 Ok(Some(found)) => return Ok(found),
                 Ok(None) => {}
                 // Another folder, or the registry, may have what this one lacks.
@@ -82,19 +121,13 @@ impl Puller {
                 }
             }
         }
-        self.pull_from_registry(allowed, source).map_err(|error| failure.unwrap_or(error))
+        Err(failure)
     }
 
-    fn pull_from_registry(
-        &self,
-        allowed: &RepositoryPrefix,
-        source: &Source,
-    ) -> Result<PulledPolicy, PullError> {
-        let Source { repository, manifest, layer } = source;
+    fn registry(&self, allowed: &RepositoryPrefix) -> Result<Registry, PullError> {
         let credentials = self.settings.credentials_file.as_deref().map(Credentials::read).transpose();
         let credentials = credentials.map_err(PullError::Settings)?.unwrap_or_default();
-        let registry = Registry::new(allowed.is_plain_http(), credentials, self.settings.ca_file.as_deref())
-            .map_err(PullError::Settings)?;
-        registry.pull(repository, manifest, layer)
+        Registry::new(allowed.is_plain_http(), credentials, self.settings.ca_file.as_deref())
+            .map_err(PullError::Settings)
     }
 }

@@ -1,5 +1,6 @@
 //! Names of repositories, as `registry.example/team/policy`.
 
+use berth_kernel::ids::names::Digest;
 use std::fmt;
 use std::str::FromStr;
 
@@ -164,6 +165,54 @@ impl FromStr for Target {
     }
 }
 
+/// An artifact of a repository: `registry.example/team/policy:1.2`, or `registry.example/team/policy@sha256:` and the digest of its
+/// manifest.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reference {
+    /// The repository.
+    pub repository: Repository,
+    /// Which of its artifacts.
+    pub version: Version,
+}
+
+/// What selects an artifact of a repository.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Version {
+    /// A tag, which may be moved to another artifact.
+    Tag(String),
+    /// The digest of the manifest.
+    Digest(Digest),
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tag(tag) => f.write_str(tag),
+            Self::Digest(digest) => write!(f, "sha256:{digest}"),
+        }
+    }
+}
+
+impl FromStr for Reference {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let rule = || {
+            let shown: String = text.chars().take(80).collect();
+            format!(
+                "{shown:?} is not a reference: write HOST/PATH:TAG or HOST/PATH@sha256:DIGEST, such as registry.example/team/policy:1.4"
+            )
+        };
+        let (name, version) = if let Some((name, digest)) = text.split_once("@sha256:") {
+            (name, Version::Digest(Digest::parse(digest).map_err(|_| rule())?))
+        } else {
+            let (name, tag) = text.rsplit_once(':').filter(|(_, tag)| is_tag(tag)).ok_or_else(rule)?;
+            (name, Version::Tag(tag.to_owned()))
+        };
+        Ok(Self { repository: name.parse().map_err(|_| rule())?, version })
+    }
+}
+
 /// Whether it is a tag as the OCI distribution specification has it.
 #[must_use]
 pub fn is_tag(text: &str) -> bool {
@@ -225,6 +274,24 @@ mod tests {
         assert_eq!(plain.to_string(), "http://localhost:5000/gpu");
         for bad in ["", "http://", "reg.example/A", "*"] {
             assert!(bad.parse::<RepositoryPrefix>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_reference_has_a_tag_or_a_digest() {
+        let digest = "ab".repeat(32);
+        let read = |text: &str| text.parse::<Reference>().map(|reference| reference.version.to_string());
+        assert_eq!(read("reg.example:5000/gpu/mixed:1.4").unwrap(), "1.4");
+        let by_digest = format!("sha256:{digest}");
+        assert_eq!(read(&format!("reg.example/gpu/mixed@{by_digest}")).unwrap(), by_digest);
+        for bad in [
+            "reg.example/gpu",
+            "reg.example:5000/gpu",
+            "reg.example/gpu@sha256:ab",
+            "gpu:1",
+            "reg.example/gpu:-1",
+        ] {
+            assert!(read(bad).is_err(), "{bad}");
         }
     }
 

@@ -1,12 +1,14 @@
 //! A client of registries, as the OCI distribution specification and Docker's token authentication have them. It pulls by digest and
 //! pushes; each answer has a limit of size and time.
 
+use crate::Source;
 use crate::artifact::{
-    Artifact, MANIFEST_BYTES_MAX, MANIFEST_TYPE, PulledPolicy, check_layer, check_manifest, digest_of,
+    Artifact, MANIFEST_BYTES_MAX, MANIFEST_TYPE, PulledPolicy, check_digest, check_layer, check_manifest,
+    digest_of, read_manifest,
 };
 use crate::credentials::{Credentials, Login};
 use crate::error::{PullError, RegistryError};
-use crate::reference::{Repository, Target};
+use crate::reference::{Reference, Repository, Target, Version};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use berth_kernel::ids::names::Digest;
@@ -115,17 +117,45 @@ impl Registry {
         manifest: &Digest,
         layer: &Digest,
     ) -> Result<PulledPolicy, PullError> {
-        let url = |kind: &str, digest: &Digest| self.url(repository, &format!("{kind}/sha256:{digest}"));
-        let get = |url: &str, accept: &str, what: &str, max: usize| {
-            let call = Call { method: "GET", url, headers: &[("accept", accept)], body: None };
-            let answer = self.send(repository, Access::Pull, &call)?;
-            body(expect(url, answer, &[200])?, url, what, max)
-        };
-        let bytes = get(&url("manifests", manifest), MANIFEST_TYPE, "the manifest", MANIFEST_BYTES_MAX)?;
+        let bytes = self.manifest(repository, &format!("sha256:{manifest}"))?;
         let signature = check_manifest(&bytes, manifest, layer)?;
-        let module = get(&url("blobs", layer), "*/*", "the layer", MODULE_BYTES_MAX)?;
+        let module =
+            self.get(repository, &format!("blobs/sha256:{layer}"), "*/*", "the layer", MODULE_BYTES_MAX)?;
         check_layer(&module, layer)?;
         Ok(PulledPolicy { module, signature })
+    }
+
+    /// The digests of the manifest and of the layer of an artifact.
+    ///
+    /// # Errors
+    /// If the registry cannot be reached or refuses, or the artifact is not a policy.
+    pub fn resolve(&self, reference: &Reference) -> Result<Source, PullError> {
+        let Reference { repository, version } = reference;
+        let bytes = self.manifest(repository, &version.to_string())?;
+        if let Version::Digest(expected) = version {
+            check_digest("the manifest", &bytes, expected)?;
+        }
+        let (layer, _) = read_manifest(&bytes)?;
+        Ok(Source { repository: repository.clone(), manifest: digest_of(&bytes), layer })
+    }
+
+    fn manifest(&self, repository: &Repository, version: &str) -> Result<Vec<u8>, PullError> {
+        let rest = format!("manifests/{version}");
+        self.get(repository, &rest, MANIFEST_TYPE, "the manifest", MANIFEST_BYTES_MAX)
+    }
+
+    fn get(
+        &self,
+        repository: &Repository,
+        rest: &str,
+        accept: &str,
+        what: &str,
+        max: usize,
+    ) -> Result<Vec<u8>, PullError> {
+        let url = self.url(repository, rest);
+        let call = Call { method: "GET", url: &url, headers: &[("accept", accept)], body: None };
+        let answer = self.send(repository, Access::Pull, &call)?;
+        body(expect(&url, answer, &[200])?, &url, what, max)
     }
 
     /// Pushes an artifact under a tag.

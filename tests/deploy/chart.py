@@ -85,11 +85,11 @@ PLAIN = {
         ("rbac", "own-node", "daemonset", "deviceclasses"),
     ),
     "fleet.yaml": (
-        "# Replaces the objects of berth.yaml with these names: with the node's part in the fleet (docs/fleet.md), its kinds and\n"
-        "# its rights.\n"
+        "# Replaces the objects of berth.yaml with these names: with the node's part in the fleet (docs/fleet.md), its kinds, its\n"
+        "# rights, and the controller.\n"
         "#   kubectl apply -f fleet.yaml\n",
-        {"config": {"fleet": {"enabled": True}}},
-        ("rbac", "own-node", "daemonset", "fleet"),
+        {"config": {"fleet": {"enabled": True}}, "controller": {"enabled": True}},
+        ("rbac", "own-node", "daemonset", "fleet", "controller"),
     ),
     "profiles.yaml": (
         "# Replaces the DaemonSet of berth.yaml: exclusive and shared nodes, by the node label berth/profile. Nodes without it\n"
@@ -116,7 +116,7 @@ PLAIN = {
 
 #: What others need comes first, and what holds a right in check before the right.
 _ORDER = ["CustomResourceDefinition", "Namespace", "ServiceAccount", "ConfigMap", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"]
-_ORDER += ["ClusterRole", "ClusterRoleBinding", "DeviceClass", "NetworkPolicy", "Service", "DaemonSet"]
+_ORDER += ["ClusterRole", "ClusterRoleBinding", "RoleBinding", "DeviceClass", "NetworkPolicy", "Service", "DaemonSet", "Deployment"]
 
 
 def helm() -> str:

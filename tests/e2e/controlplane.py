@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import ssl
+import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -42,6 +43,9 @@ _ADMIN, _BERTH = "e2e-admin", "e2e-berth"
 _BERTH_ROLES_FILE = REPO / "deploy" / "cluster-role.yaml"
 _BERTH_ROLES = ("berth", "berth-events", "berth-evict", "berth-delete", "berth-review", "berth-label", "berth-dra", "berth-fleet")
 
+#: Those of the controller, of which the second is for its namespace.
+_CONTROLLER_ROLE, _LEASE_ROLE = "berth-controller", "berth-controller-lease"
+
 #: What `ControlPlane.empty` takes away, in this order: what makes pods before the pods.
 _KINDS = "deployments,statefulsets,replicasets,jobs,poddisruptionbudgets,pods,resourceclaims,resourceclaimtemplates"
 _GATES = "--feature-gates="
@@ -62,11 +66,17 @@ class Answer:
 
 
 class ControlPlane:
-    """`name` is that of its node. `service_accounts`: pods have tokens, and what is in deploy/ is left to the test."""
+    """`name` is that of its node. `service_accounts`: pods have tokens, and what is in deploy/ is left to the test. `only_api_server`:
+    etcd and API server alone. `controllers`: users with the rights of Berth's controller; the API server logs what they write."""
 
     name = NODE_NAME
 
-    def __init__(self, logs: Path, service_accounts: bool = False) -> None:
+    def __init__(
+        self, logs: Path, service_accounts: bool = False, only_api_server: bool = False, controllers: tuple[str, ...] = ()
+    ) -> None:
+        self._only_api_server = only_api_server
+        self._users = controllers
+        self._audit = logs / "audit.log"
         self._service_accounts = service_accounts
         binaries = MODULE.build()
         self._kubectl = binaries / "kubectl"
@@ -112,6 +122,7 @@ class ControlPlane:
             "--allow-privileged",
             # Most pods of this test need no service account.
             *([] if service_accounts else ["--disable-admission-plugins=ServiceAccount"]),
+            *([f"--audit-policy-file={_FOLDER}/audit.json", f"--audit-log-path={self._audit}"] if controllers else []),
         )
         client = (f"--kubeconfig={self.kubeconfig}", "--leader-elect=false", "--secure-port=0")
         self._controllers = program(
@@ -127,7 +138,11 @@ class ControlPlane:
         """Starts all of it and waits until pods can be made."""
         _FOLDER.mkdir(exist_ok=True)
         _make_certificates()
-        (_FOLDER / "tokens.csv").write_text(f'{_ADMIN},admin,admin,"system:masters"\n{_BERTH},berth,berth\n')
+        tokens = "".join(f"e2e-{user},{user},{user}\n" for user in self._users)
+        (_FOLDER / "tokens.csv").write_text(f'{_ADMIN},admin,admin,"system:masters"\n{_BERTH},berth,berth\n{tokens}')
+        for user in self._users:
+            self.kubeconfig_of(user).write_text(json.dumps(_kubeconfig(f"e2e-{user}"), indent=1), encoding="utf-8")
+        (_FOLDER / "audit.json").write_text(json.dumps(_audit_policy(self._users)), encoding="utf-8")
         for path, token in ((self.kubeconfig, _ADMIN), (self.berth_kubeconfig, _BERTH)):
             path.write_text(json.dumps(_kubeconfig(token), indent=1), encoding="utf-8")
             path.chmod(0o600)
@@ -140,8 +155,27 @@ class ControlPlane:
         self.kubectl("create", "-f", _BERTH_ROLES_FILE)
         for role in _BERTH_ROLES:
             self.kubectl("create", "clusterrolebinding", role, f"--clusterrole={role}", "--user=berth")
+        for user in self._users:
+            self.kubectl("create", "clusterrolebinding", user, f"--clusterrole={_CONTROLLER_ROLE}", f"--user={user}")
+            self.kubectl("create", "rolebinding", user, f"--clusterrole={_LEASE_ROLE}", f"--user={user}")
 
-    def _start_servers(self) -> None:
+    def kubeconfig_of(self, user: str) -> Path:
+        """For one of the controllers."""
+        return _FOLDER / f"{user}.kubeconfig"
+
+    def writes_of(self, user: str) -> list[dict]:
+        """What a controller has written, oldest first: what and when the API server received it (RFC 3339). Its lease is left out."""
+        lines = self._audit.read_text(encoding="utf-8").splitlines() if self._audit.exists() else []
+        events = [event for event in map(json.loads, lines) if event["user"]["username"] == user]
+        return [event for event in events if event.get("objectRef", {}).get("resource") != "leases" and event["responseStatus"]["code"] < 300]
+
+    def restart_api_server(self, down_seconds: float) -> None:
+        """The API server is away for so long."""
+        self._api.stop(seconds=30)
+        time.sleep(down_seconds)
+        self._start_api_server()
+
+    def _start_api_server(self) -> None:
         self._api.start()
 
         def answers() -> bool:
@@ -149,6 +183,11 @@ class ControlPlane:
             return self._ask("/readyz") == "ok"
 
         until("the API server is ready", 60, answers)
+
+    def _start_servers(self) -> None:
+        self._start_api_server()
+        if self._only_api_server:
+            return
         self._controllers.start()
         self._scheduler.start()
 
@@ -249,6 +288,12 @@ class ControlPlane:
             raise TestError(f"GET {path}: {error.code}: {error.read().decode(errors='replace')[:300]}") from error
         except (urllib.error.URLError, OSError) as error:
             raise TestError(f"GET {path}: {error}") from error
+
+
+def _audit_policy(users: tuple[str, ...]) -> dict:
+    """Logs what these users write, without bodies."""
+    rule = {"level": "Metadata", "users": list(users), "verbs": ["create", "update", "patch", "delete"], "omitStages": ["RequestReceived"]}
+    return {"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "rules": [rule] if users else [{"level": "None"}]}
 
 
 def _kubeconfig(token: str) -> dict:

@@ -4,11 +4,9 @@
 //! change, or after five minutes. With thousands of nodes this limits the load: each write is a new revision in etcd, and an event
 //! for every watcher.
 
-use super::super::client::{RequestError, request};
 use super::super::condition::{Availability, availability};
 use super::super::settings::{FleetTask, NodeStackState, PolicyPulled, Settings};
-use super::super::wait::{Backoff, REFRESH_MEAN, after_loss, jittered, random, retry_at};
-use super::{ConditionContent, ErrorSource, NO_KIND, conditions, time};
+use super::{ErrorSource, NO_KIND};
 use berth_core::KernelHandle;
 use berth_fleet::gpu_node::{
     FailedRevision, GPUS_BYTES_MAX, GPUS_MAX, GpuNode, GpuNodeSpec, GpuNodeStatus, GpuStatus, MODELS_MAX,
@@ -19,6 +17,10 @@ use berth_kernel::hardware::health::HealthState;
 use berth_kernel::ids::names::GpuId;
 use berth_kernel::node::ledger::{GpuState, Ledger};
 use berth_kernel::policy::stack::{StackOrigin, last_settled};
+use berth_kube::{
+    Backoff, ConditionContent, REFRESH_MEAN, RequestError, after_loss, conditions, jittered, random, request,
+    retry_at, time,
+};
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, OwnerReference};
 use kube::api::{Patch, PatchParams, PostParams};
@@ -49,7 +51,7 @@ pub(super) async fn keep(settings: &Settings, client: Client, kernel: &KernelHan
         nodes: Api::all(client),
         settings,
         conditions: None,
-        backoff: Backoff::new(settings.retry_interval),
+        backoff: Backoff::new(settings.connection.retry_interval),
     };
     let mut schedule = WriteSchedule::new(Instant::now());
     // A write before the GPUNode was read would remove the phase of the stack from the status.
@@ -63,7 +65,9 @@ pub(super) async fn keep(settings: &Settings, client: Client, kernel: &KernelHan
             let written = writer.write(&report, kernel.now().wall_ms).await;
             match &written {
                 Ok(()) => schedule.note_written(report, Instant::now(), random()),
-                Err(error) => schedule.note_failed(retry_at(settings, &mut writer.backoff, error.code())),
+                Err(error) => {
+                    schedule.note_failed(retry_at(&settings.connection, &mut writer.backoff, error.code()));
+                }
             }
             task.set_error(ErrorSource::GpuNode, written.err().map(|error| error.why));
             continue;

@@ -4,11 +4,8 @@
 //! deleted. It removes no mark while the CustomResourceDefinition is being deleted or cannot be read: the API server then
 //! deletes all objects, although no one has asked to grant their GPUs again. It removes no mark after a failed request either.
 
-use super::super::client::{RequestError, request};
-use super::super::object_watch::{self, Cause, Event, of_node};
 use super::super::settings::{FleetTask, Settings};
-use super::super::wait::{Backoff, jittered, random, retry_at};
-use super::{ConditionContent, ErrorSource, NO_KIND, conditions, time};
+use super::{ErrorSource, NO_KIND};
 use berth_core::KernelHandle;
 use berth_core::keeper::CommandError;
 use berth_fleet::maintenance::{
@@ -22,6 +19,10 @@ use berth_kernel::ids::names::GpuId;
 use berth_kernel::ids::time::Now;
 use berth_kernel::node::command::Command;
 use berth_kernel::node::ledger::Ledger;
+use berth_kube::{
+    Backoff, Cause, ConditionContent, Event, RequestError, conditions, jittered, random, request, retry_at,
+    time,
+};
 use futures_util::StreamExt;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -54,9 +55,11 @@ const OBJECTS: &str = "the GPUMaintenances of this node";
 /// Carries out the GPUMaintenances; never returns.
 pub(super) async fn keep(settings: &Settings, client: Client, kernel: &KernelHandle, task: &FleetTask) {
     let api: Api<GpuMaintenance> = Api::all(client.clone());
-    let fields = of_node(settings);
+    let fields = settings.of_node();
     let mut stream =
-        Box::pin(object_watch::events(settings, OBJECTS, api.clone(), fields, |object| Some(object.clone())));
+        Box::pin(berth_kube::events(&settings.connection, OBJECTS, api.clone(), fields, |object| {
+            Some(object.clone())
+        }));
     let mut snapshots = kernel.watch();
     let mut known = KnownMaintenances::default();
     let mut updater = MarkUpdater {
@@ -65,9 +68,13 @@ pub(super) async fn keep(settings: &Settings, client: Client, kernel: &KernelHan
         kept: Vec::new(),
         remove_from: Instant::now(),
     };
-    let mut writer =
-        StatusWriter { api, settings, backoff: Backoff::new(settings.retry_interval), failed_until: None };
-    let mut backoff = Backoff::new(settings.retry_interval);
+    let mut writer = StatusWriter {
+        api,
+        settings,
+        backoff: Backoff::new(settings.connection.retry_interval),
+        failed_until: None,
+    };
+    let mut backoff = Backoff::new(settings.connection.retry_interval);
     // When the watch is polled again after an error.
     let mut watch_from = Instant::now();
     loop {
@@ -114,7 +121,7 @@ pub(super) async fn keep(settings: &Settings, client: Client, kernel: &KernelHan
                 if !matches!(error.cause, Cause::Expired) {
                     task.set_error(ErrorSource::Watch, Some(error.text(WATCH_RIGHT, NO_KIND)));
                 }
-                watch_from = error.retry_at(settings, &mut backoff, was_open, RECONNECT_WAIT_MAX);
+                watch_from = error.retry_at(&settings.connection, &mut backoff, was_open, RECONNECT_WAIT_MAX);
             }
             None => return pending().await,
         }
@@ -611,7 +618,7 @@ impl StatusWriter<'_> {
                 // The object was deleted, or another one has its name: the watch shows it.
                 Err(error) if matches!(error.code(), 404 | 409) => {}
                 Err(error) => {
-                    let until = retry_at(self.settings, &mut self.backoff, error.code());
+                    let until = retry_at(&self.settings.connection, &mut self.backoff, error.code());
                     // Otherwise an answer that is about this object alone would keep the others from being written.
                     object.write_from = Some(until + WRITE_INTERVAL);
                     if !matches!(error.code(), 400..=428 | 430..=499) {

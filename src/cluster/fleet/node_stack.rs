@@ -4,9 +4,7 @@
 //! The daemon decides alone: whether the active stack has settled, and which revision has failed, is in the store with the stacks. So a
 //! bad stack is rolled back without a controller, without the API server, and after a restart.
 
-use super::super::object_watch::{Cause, Event, events};
 use super::super::settings::{FleetTask, NodeStackState, PolicyPulled, Settings};
-use super::super::wait::{Backoff, jittered, random};
 use super::policy_pull::{PolicyPull, PolicyPullError};
 use super::{ErrorSource, NO_KIND};
 use berth_core::keeper::CommandError;
@@ -24,6 +22,7 @@ use berth_kernel::node::refusal::Refusal;
 use berth_kernel::policy::stack::{
     FailedRevision, FleetRevision, OnFault, Permissions, StackEntry, StackOrigin,
 };
+use berth_kube::{Backoff, Cause, Event, events, jittered, random};
 use futures_util::StreamExt;
 use futures_util::stream::once;
 use kube::{Api, Client};
@@ -70,14 +69,16 @@ pub(crate) async fn keep(
     };
     let of_client = |client| {
         let fields = Some(format!("metadata.name={}", settings.node));
-        events(settings, OBJECT, Api::<GpuNode>::all(client), fields, |object| Some(object.clone()))
+        events(&settings.connection, OBJECT, Api::<GpuNode>::all(client), fields, |object| {
+            Some(object.clone())
+        })
     };
     let mut stream = Box::pin(once(connected).flat_map(of_client));
     let mut may_activate = task.may_activate.clone();
     let (mut snapshots, mut statuses) = (kernel.watch(), kernel.watch_policy_statuses());
     let mut uploads = task.policies.watch_uploads();
     let mut node_stack = NodeStack::new(task.stack.borrow().clone());
-    let mut backoff = Backoff::new(settings.retry_interval);
+    let mut backoff = Backoff::new(settings.connection.retry_interval);
     let (mut watch_from, mut is_current) = (Instant::now(), false);
     let pull_lock = Arc::default();
     // Tasks of their own, which end when the set is dropped: a rollback must not wait for what they hold.
@@ -164,7 +165,7 @@ pub(crate) async fn keep(
             }
             Some(Err(error)) => {
                 let was_open = std::mem::replace(&mut is_current, false);
-                watch_from = error.retry_at(settings, &mut backoff, was_open, RECONNECT_WAIT_MAX);
+                watch_from = error.retry_at(&settings.connection, &mut backoff, was_open, RECONNECT_WAIT_MAX);
                 if !matches!(error.cause, Cause::Expired) {
                     task.set_error(ErrorSource::Stack, Some(error.text(RIGHT, NO_KIND)));
                 }
@@ -846,10 +847,13 @@ fn entries(spec: &StackSpec, by: &str, ledger: &Ledger) -> Result<Vec<StackEntry
 }
 
 fn entry(given: &EntrySpec, place: usize, by: &str, ledger: &Ledger) -> Result<StackEntry, Unusable> {
-    let EntrySpec { name, layer, parameters, permissions, on_fault, .. } = given;
+    let EntrySpec { name, layer, shipped, parameters, permissions, on_fault, .. } = given;
     let invalid = |why: String| Unusable::Invalid(format!("entries[{place}]: {why}"));
     let pull = PolicyPull::of(given, by).map_err(invalid)?.map(Box::new);
-    let version = resolve_version(ledger, name, Some(layer)).map_err(|error| match error {
+    if layer.is_some() == (*shipped == Some(true)) {
+        return Err(invalid("set either layer or shipped: true".to_owned()));
+    }
+    let version = resolve_version(ledger, name, layer.as_deref()).map_err(|error| match error {
         ResolveError::Missing(why) => {
             let why = match &pull {
                 Some(pull) => format!("entries[{place}]: the node pulls policy {name} from {}", pull.reference()),
@@ -861,6 +865,9 @@ fn entry(given: &EntrySpec, place: usize, by: &str, ledger: &Ledger) -> Result<S
         }
         ResolveError::Invalid(why) => invalid(why),
     })?;
+    if layer.is_none() && !version.shipped {
+        return Err(invalid(format!("this daemon has no policy {name} built in")));
+    }
     let parameters = parameters.clone().unwrap_or_else(|| "{}".to_owned());
     if let Err(error) = serde_json::from_str::<Map<String, Value>>(&parameters) {
         return Err(invalid(format!("parameters: not a JSON object: {error}")));

@@ -46,18 +46,15 @@ impl PolicyPull {
     /// # Errors
     /// If its `ref` or one of its digests is invalid.
     pub(super) fn of(entry: &EntrySpec, stack_name: &str) -> Result<Option<Self>, String> {
-        let (repository, manifest) = match (&entry.repository, &entry.manifest) {
-            (None, None) => return Ok(None),
-            (Some(repository), Some(manifest)) => (repository, manifest),
-            _ => return Err("set both ref and manifest, or neither of them".to_owned()),
+        let (repository, manifest, layer) = match (&entry.repository, &entry.manifest, &entry.layer) {
+            (None, None, _) => return Ok(None),
+            (Some(repository), Some(manifest), Some(layer)) => (repository, manifest, layer),
+            _ => return Err("set ref, manifest and layer, or neither ref nor manifest".to_owned()),
         };
         let repository: Repository = repository.parse().map_err(|why| format!("ref: {why}"))?;
         let digest = |key: &str, text: &str| Digest::parse(text).map_err(|why| format!("{key}: {why}"));
-        let source = Source {
-            repository,
-            manifest: digest("manifest", manifest)?,
-            layer: digest("layer", &entry.layer)?,
-        };
+        let source =
+            Source { repository, manifest: digest("manifest", manifest)?, layer: digest("layer", layer)? };
         Ok(Some(Self { name: entry.name.clone(), source, stack_name: stack_name.to_owned() }))
     }
 

@@ -7,6 +7,7 @@
 pub mod bench;
 pub mod bench_dra;
 pub mod bench_peer;
+pub mod fleet_plan;
 pub mod flood_admin;
 pub mod fuzz;
 pub mod hostile;

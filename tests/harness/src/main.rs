@@ -7,7 +7,9 @@
 mod crash;
 
 use clap::Parser;
-use harness::{bench, bench_dra, bench_peer, flood_admin, hostile, load_admin, same_answers, sim, soak};
+use harness::{
+    bench, bench_dra, bench_peer, fleet_plan, flood_admin, hostile, load_admin, same_answers, sim, soak,
+};
 use std::process::ExitCode;
 
 /// Tries to break Berth, or measures it
@@ -19,6 +21,7 @@ enum Args {
     BenchPeer(bench_peer::Args),
     #[command(subcommand)]
     Crash(crash::Args),
+    FleetPlan(fleet_plan::Args),
     FloodAdmin(flood_admin::Args),
     Hostile(hostile::Args),
     LoadAdmin(load_admin::Args),
@@ -37,6 +40,7 @@ fn main() -> ExitCode {
         Args::BenchDra(args) => bench_dra::run(args),
         Args::BenchPeer(args) => bench_peer::run(args),
         Args::Crash(args) => crash::run(args),
+        Args::FleetPlan(args) => fleet_plan::run(args),
         Args::FloodAdmin(args) => flood_admin::run(args),
         Args::Hostile(args) => hostile::run(args),
         Args::LoadAdmin(args) => load_admin::run(args),

@@ -19,6 +19,11 @@ case "$1 $*" in
     get*spec.nodeName=gpu-2,*) echo "berth berth-a DaemonSet "; echo "evil berth-b DaemonSet " ;;
     get*spec.nodeName=gpu-3,*) echo "berth berth-by-hand  "; echo "berth berth-gone DaemonSet 2026-01-01T00:00:00Z" ;;
     exec*) cat; exit 7 ;;
+    *'{.status.rollout.phase}'*) case "$*" in *' halted '*) printf Halted ;; *' done '*) printf Complete ;; *) printf Soaking ;; esac ;;
+    *'{.status.rollout.revision}'*) printf 3f9c01ab77de ;;
+    *'{.status.rollout.attempt}'*) printf 2 ;;
+    *'@.index==3'*) printf GPU-3 ;;
+    create*) cat >> "$ASKED"; echo gpumaintenance.fleet.berth.dev/gpu-1-abcde ;;
 esac
 "#;
 
@@ -107,5 +112,58 @@ fn it_prints_advice_without_a_pod_and_its_usage() {
         let output = kubectl_berth(args, "").output;
         assert_eq!(output.status.code(), Some(2));
         assert!(String::from_utf8(output.stderr).unwrap().starts_with("usage: kubectl berth"));
+    }
+}
+
+#[test]
+fn rollouts_are_paused_undone_and_retried_by_annotations() {
+    for (args, annotation) in [
+        (["rollout", "pause", "team"], Some("fleet.berth.dev/paused=true")),
+        (["rollout", "resume", "team"], Some("fleet.berth.dev/paused-")),
+        (["rollout", "undo", "team"], Some("fleet.berth.dev/undo=3f9c01ab77de/2")),
+        (["rollout", "retry", "halted"], Some("fleet.berth.dev/attempt=3")),
+        (["rollout", "retry", "team"], None),
+        (["rollout", "undo", "halted"], None),
+        (["rollout", "undo", "done"], None),
+    ] {
+        let Ran { output, asked } = kubectl_berth(&args, "");
+        let set = asked.iter().find(|word| word.starts_with("fleet.berth.dev/"));
+        assert_eq!(set.map(String::as_str), annotation, "{args:?}");
+        let says = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(i32::from(annotation.is_none())), "{args:?}: {says}");
+        assert_eq!(says.is_empty(), annotation.is_some(), "{args:?}: {says}");
+    }
+    for args in [&["rollout", "pause"][..], &["rollout", "stop", "team"], &["maintenance", "gpu-1"]] {
+        assert_eq!(kubectl_berth(args, "").output.status.code(), Some(2), "{args:?}");
+    }
+}
+
+#[test]
+fn a_maintenance_is_created_for_an_index_a_uuid_or_all_gpus() {
+    for (gpu, more, spec) in [
+        (
+            "3",
+            &["--evict", "--reason", "a new fan"][..],
+            r#""uuids": ["GPU-3"], "mode": "drain", "evict": true, "reason": "a new fan"}"#,
+        ),
+        ("GPU-8a56", &["--cordon"], r#""uuids": ["GPU-8a56"], "mode": "cordon"}"#),
+        ("all", &[], r#""uuids": ["*"], "mode": "drain"}"#),
+    ] {
+        let args: Vec<&str> =
+            ["--context", "b", "maintenance", "gpu-1", gpu].iter().chain(more).copied().collect();
+        let Ran { output, asked } = kubectl_berth(&args, "");
+        let asked = asked.join(" ");
+        assert!(asked.contains("create --context=b --filename=-") && asked.contains(spec), "{asked}");
+        let says = String::from_utf8(output.stdout).unwrap();
+        assert!(says.contains("`kubectl delete gm gpu-1-abcde` puts it back"), "{says}");
+    }
+    for (args, words) in [
+        (&["maintenance", "gpu-1", "9"][..], "no GPU with the index 9"),
+        (&["maintenance", "gpu-1", "3", "--reason", "a \"fan\""], "quotation marks"),
+    ] {
+        let Ran { output, asked } = kubectl_berth(args, "");
+        let says = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.code() == Some(1) && says.contains(words), "{says}");
+        assert!(!asked.contains(&"create".to_owned()), "{asked:?}");
     }
 }

@@ -11,6 +11,7 @@ use berth_cluster::ApiServer as Reach;
 use berth_cluster::{self, ApiServerStatus, Settings};
 use berth_kernel::evidence::pods::PodsView;
 use berth_kernel::grants::pod_candidates::candidates;
+use berth_kube::Connection;
 use serde_json::json;
 use std::path::Path;
 use std::sync::Arc;
@@ -19,7 +20,8 @@ use std::time::{Duration, Instant};
 pub(crate) fn settings(server: &ApiServer, folder: &Path) -> Settings {
     let reach = Reach::Kubeconfig(server.kubeconfig(folder));
     let wait = Duration::from_millis(50);
-    Settings { retry_interval: wait, reconnect_wait_max: wait, ..Settings::new(reach, NODE.into()) }
+    let connection = Connection { retry_interval: wait, ..Connection::new(reach.clone()) };
+    Settings { connection, reconnect_wait_max: wait, ..Settings::new(reach, NODE.into()) }
 }
 
 /// The pods as the ledger has them.
@@ -43,7 +45,8 @@ async fn a_hanging_watch_disconnects_the_source_until_one_answers() {
     let (server, folder) = (ApiServer::start(), tempfile::tempdir().unwrap());
     let node = NodeOptions::default().unstarted().await;
     let (watch_timeout, read_timeout) = (Duration::from_secs(1), Duration::from_millis(1500));
-    let settings = Settings { watch_timeout, read_timeout, ..settings(&server, folder.path()) };
+    let mut settings = settings(&server, folder.path());
+    (settings.connection.watch_timeout, settings.connection.read_timeout) = (watch_timeout, read_timeout);
     server.world.apply(pod("ns", "first", "a-1", &[]));
     let running = berth_cluster::start(settings, node.kernel.clone(), batches(&node.kernel));
     running.allow_connection();

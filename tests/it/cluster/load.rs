@@ -19,19 +19,16 @@ struct Watched {
 }
 
 impl Watched {
-    async fn start(change: impl FnOnce(Settings) -> Settings) -> Self {
+    async fn start(change: impl FnOnce(&mut Settings)) -> Self {
         let (server, folder) = (ApiServer::start(), tempfile::tempdir().unwrap());
         server.world.apply(pod("ns", "first", "a-1", &[]));
         Self::of(server, folder, change).await
     }
 
-    async fn of(
-        server: ApiServer,
-        folder: tempfile::TempDir,
-        change: impl FnOnce(Settings) -> Settings,
-    ) -> Self {
+    async fn of(server: ApiServer, folder: tempfile::TempDir, change: impl FnOnce(&mut Settings)) -> Self {
         let node = NodeOptions::default().unstarted().await;
-        let settings = change(settings(&server, folder.path()));
+        let mut settings = settings(&server, folder.path());
+        change(&mut settings);
         let running = berth_cluster::start(settings, node.kernel.clone(), batches(&node.kernel));
         running.allow_connection();
         let watched = Self { server, node, running, _folder: folder };
@@ -58,7 +55,7 @@ impl Watched {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_idle_daemon_sends_one_request_per_watch_and_no_other() {
-    let watched = Watched::start(|settings| Settings { watch_timeout: SECOND, ..settings }).await;
+    let watched = Watched::start(|settings| settings.connection.watch_timeout = SECOND).await;
     let world = &watched.server.world;
     let condition = || world.requests().keys().any(|what| what.starts_with("PATCH ")).then_some(());
     soon("the condition is written", condition).await;
@@ -98,7 +95,9 @@ fn followed() -> (WatchedLabel, tokio::sync::watch::Receiver<Option<String>>) {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_label_that_is_followed_costs_one_request_for_each_watch_of_the_node() {
     let (label, seen) = followed();
-    let change = |settings| Settings { watch_timeout: SECOND, watched_label: Some(label), ..settings };
+    let change = |settings: &mut Settings| {
+        (settings.connection.watch_timeout, settings.watched_label) = (SECOND, Some(label));
+    };
     let watched = Watched::start(change).await;
     let world = &watched.server.world;
     let condition = || world.requests().keys().any(|what| what.starts_with("PATCH ")).then_some(());
@@ -123,7 +122,7 @@ async fn a_label_that_is_followed_costs_one_request_for_each_watch_of_the_node()
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lost_watch_of_the_node_resumes_and_reads_the_label_only_if_needed() {
     let (label, seen) = followed();
-    let watched = Watched::start(|settings| Settings { watched_label: Some(label), ..settings }).await;
+    let watched = Watched::start(|settings| settings.watched_label = Some(label)).await;
     let world = &watched.server.world;
     // The whole node is read before the condition is written, and this test counts that read, too.
     let condition = || world.requests().keys().any(|what| what.starts_with("PATCH ")).then_some(());
@@ -156,8 +155,7 @@ async fn without_the_right_to_watch_the_node_its_label_is_read_with_each_attempt
     server.world.apply(pod("ns", "first", "a-1", &[]));
     server.world.read_fault(Read::NodeWatch, Some(Unread::Refuse(403)));
     let (label, seen) = followed();
-    let watched =
-        Watched::of(server, folder, |settings| Settings { watched_label: Some(label), ..settings }).await;
+    let watched = Watched::of(server, folder, |settings| settings.watched_label = Some(label)).await;
     let world = &watched.server.world;
     world.label(LABEL, "first", "kubectl");
     soon("the label is seen", || (seen.borrow().as_deref() == Some("first")).then_some(())).await;
@@ -176,7 +174,7 @@ async fn without_the_right_to_watch_the_node_its_label_is_read_with_each_attempt
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lost_watch_resumes_without_a_list() {
-    let watched = Watched::start(|settings| settings).await;
+    let watched = Watched::start(|_| {}).await;
     let world = &watched.server.world;
     let mut uid = "a-1".to_owned();
     for (n, cut) in [Cut::Broken, Cut::Clean, Cut::Event(500)].into_iter().enumerate() {
@@ -198,7 +196,7 @@ async fn a_lost_watch_resumes_without_a_list() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lost_watch_is_current_again_without_changes() {
-    let watched = Watched::start(|settings| settings).await;
+    let watched = Watched::start(|_| {}).await;
     let opened = watched.server.world.came(WATCH).len();
     watched.server.world.cut(Cut::Broken);
     let again = || (watched.server.world.came(WATCH).len() > opened).then_some(());
@@ -210,7 +208,7 @@ async fn a_lost_watch_is_current_again_without_changes() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_expired_resource_version_causes_one_list() {
-    let watched = Watched::start(|settings| settings).await;
+    let watched = Watched::start(|_| {}).await;
     let world = &watched.server.world;
     // As when the API server restarts: every watch is lost, and what happened before is forgotten.
     world.read_fault(Read::Pods, Some(Unread::Refuse(500)));
@@ -233,7 +231,7 @@ async fn an_expired_resource_version_causes_one_list() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_retry_after_is_waited() {
-    let watched = Watched::start(|settings| settings).await;
+    let watched = Watched::start(|_| {}).await;
     let world = &watched.server.world;
     let opened = world.came(WATCH).len();
     world.refuse_pods(429, 1, 2);
@@ -252,7 +250,9 @@ async fn bookmarks_keep_a_quiet_watch_alive() {
     let (server, folder) = (ApiServer::start(), tempfile::tempdir().unwrap());
     server.world.apply(pod("ns", "first", "a-1", &[]));
     server.world.bookmarks(Duration::from_millis(200));
-    let change = |settings| Settings { watch_timeout: 3 * SECOND, read_timeout: SECOND, ..settings };
+    let change = |settings: &mut Settings| {
+        (settings.connection.watch_timeout, settings.connection.read_timeout) = (3 * SECOND, SECOND);
+    };
     let watched = Watched::of(server, folder, change).await;
     let world = &watched.server.world;
     let mut link = watched.running.link();
@@ -274,7 +274,7 @@ async fn bookmarks_keep_a_quiet_watch_alive() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn without_bookmarks_a_silent_watch_is_lost() {
-    let watched = Watched::start(|settings| Settings { read_timeout: SECOND, ..settings }).await;
+    let watched = Watched::start(|settings| settings.connection.read_timeout = SECOND).await;
     let world = &watched.server.world;
     soon("the next watch", || (world.came(WATCH).len() >= 2).then_some(())).await;
     let asked = world.came(WATCH);
@@ -286,13 +286,13 @@ async fn without_bookmarks_a_silent_watch_is_lost() {
 #[test]
 fn each_process_chooses_a_random_length_of_its_watches() {
     let drawn = || Settings::new(berth_cluster::ApiServer::Off, "n".into());
-    let all: Vec<_> = (0..32).map(|_| drawn().watch_timeout.as_secs()).collect();
+    let all: Vec<_> = (0..32).map(|_| drawn().connection.watch_timeout.as_secs()).collect();
     assert!(all.iter().all(|seconds| (300..=600).contains(seconds)), "{all:?}");
     assert!(all.iter().any(|seconds| *seconds != all[0]), "{all:?}");
     let settings = drawn();
-    assert_eq!((settings.read_timeout, settings.reconnect_wait_max), (150 * SECOND, 10 * SECOND));
+    assert_eq!((settings.connection.read_timeout, settings.reconnect_wait_max), (150 * SECOND, 10 * SECOND));
     assert!(
-        settings.read_timeout < settings.watch_timeout,
+        settings.connection.read_timeout < settings.connection.watch_timeout,
         "a dead connection is noticed before its watch would end"
     );
 }

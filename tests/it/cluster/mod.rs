@@ -6,3 +6,4 @@ pub(crate) mod faults;
 pub(crate) mod labels;
 pub(crate) mod load;
 pub(crate) mod pods_source;
+mod rollouts;

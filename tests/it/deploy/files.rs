@@ -60,7 +60,7 @@ fn roles(path: &str) -> Vec<(String, BTreeSet<String>)> {
 
 #[test]
 fn each_role_gives_one_kind_of_right_and_no_more() {
-    let wanted: [(&str, &[&str]); 8] = [
+    let wanted: [(&str, &[&str]); 10] = [
         ("berth", &["get /nodes", "list /pods", "watch /pods"]),
         (
             "berth-events",
@@ -99,6 +99,27 @@ fn each_role_gives_one_kind_of_right_and_no_more() {
             ],
         ),
         (
+            "berth-controller",
+            &[
+                "list /nodes",
+                "watch /nodes",
+                "list fleet.berth.dev/gpunodes",
+                "watch fleet.berth.dev/gpunodes",
+                "list fleet.berth.dev/sharingpolicies",
+                "watch fleet.berth.dev/sharingpolicies",
+                "patch fleet.berth.dev/gpunodes",
+                "patch fleet.berth.dev/sharingpolicies/status",
+            ],
+        ),
+        (
+            "berth-controller-lease",
+            &[
+                "create coordination.k8s.io/leases",
+                "get coordination.k8s.io/leases",
+                "update coordination.k8s.io/leases",
+            ],
+        ),
+        (
             "berth-review",
             &[
                 "create authentication.k8s.io/tokenreviews",
@@ -109,7 +130,7 @@ fn each_role_gives_one_kind_of_right_and_no_more() {
     let wanted =
         wanted.map(|(name, rights)| (name.to_owned(), rights.iter().map(|r| (*r).to_owned()).collect()));
     assert_eq!(roles("deploy/cluster-role.yaml"), wanted);
-    assert_eq!(documents("deploy/cluster-role.yaml").len(), 8, "it holds roles and nothing else");
+    assert_eq!(documents("deploy/cluster-role.yaml").len(), 10, "it holds roles and nothing else");
 }
 
 #[test]
@@ -117,7 +138,9 @@ fn every_role_is_known_to_readers_to_the_daemon_and_to_the_end_to_end_test() {
     let sources: String =
         ["client", "condition", "events", "evict", "reviews", "labels", "slices", "fleet/gpu_node"]
             .map(|f| read(&format!("src/cluster/{f}.rs")))
-            .concat();
+            .into_iter()
+            .chain(["controller", "lease"].map(|f| read(&format!("src/fleet/{f}.rs"))))
+            .collect();
     let (page, test) = (read("docs/cluster.md"), read("tests/e2e/controlplane.py"));
     for (name, _) in roles("deploy/cluster-role.yaml") {
         assert!(sources.contains(&format!("ClusterRole {name}")), "no error of the daemon names {name}");
@@ -132,23 +155,29 @@ fn the_manifests_bind_the_first_role_and_the_others_only_if_configured() {
     assert_eq!(roles("deploy/manifests/berth.yaml"), known[..1]);
     let mut all = roles("deploy/manifests/rights.yaml");
     all.sort_by_key(|(name, _)| known.iter().position(|(known, _)| known == name));
-    let in_rights = |(name, _): &&(String, _)| !["berth-dra", "berth-fleet"].contains(&name.as_str());
+    let of_fleet = ["berth-fleet", "berth-controller", "berth-controller-lease"];
+    let in_rights = |(name, _): &&(String, _)| name != "berth-dra" && !of_fleet.contains(&name.as_str());
     assert_eq!(all, known.iter().filter(in_rights).cloned().collect::<Vec<_>>());
     let dra = known.iter().filter(|(name, _)| ["berth", "berth-dra"].contains(&name.as_str()));
     assert_eq!(roles("deploy/manifests/dra.yaml"), dra.cloned().collect::<Vec<_>>());
-    let fleet = known.iter().filter(|(name, _)| ["berth", "berth-fleet"].contains(&name.as_str()));
-    assert_eq!(roles("deploy/manifests/fleet.yaml"), fleet.cloned().collect::<Vec<_>>());
+    let fleet = known.iter().filter(|(name, _)| name == "berth" || of_fleet.contains(&name.as_str()));
+    let mut in_fleet = roles("deploy/manifests/fleet.yaml");
+    in_fleet.sort_by_key(|(name, _)| known.iter().position(|(known, _)| known == name));
+    assert_eq!(in_fleet, fleet.cloned().collect::<Vec<_>>());
     let review = known.iter().filter(|(name, _)| ["berth", "berth-review"].contains(&name.as_str()));
     assert_eq!(roles("deploy/manifests/admin-tls.yaml"), review.cloned().collect::<Vec<_>>());
     for path in ["berth.yaml", "rights.yaml", "dra.yaml", "fleet.yaml", "admin-tls.yaml"]
         .map(|name| format!("deploy/manifests/{name}"))
     {
         let path = path.as_str();
-        let bindings = of_kind(path, "ClusterRoleBinding");
+        let mut bindings = of_kind(path, "ClusterRoleBinding");
+        bindings.extend(of_kind(path, "RoleBinding"));
         assert_eq!(bindings.len(), roles(path).len());
         for binding in bindings {
             assert_eq!(binding["roleRef"]["name"], name(&binding));
-            let account = json!([{"kind": "ServiceAccount", "name": "berth", "namespace": "berth"}]);
+            let of_controller = name(&binding).starts_with("berth-controller");
+            let account = if of_controller { "berth-controller" } else { "berth" };
+            let account = json!([{"kind": "ServiceAccount", "name": account, "namespace": "berth"}]);
             assert_eq!(binding["subjects"], account);
         }
     }

@@ -135,7 +135,12 @@ all others while it runs; a test compares this list with the daemon's. Files of 
 {{- /* Where the pods have what the admin API needs. */ -}}
 {{- define "berth.adminFolder" -}}/etc/berth-admin{{- end -}}
 {{- define "berth.socketFolder" -}}/run/berth{{- end -}}
-{{- /* Of the guard's objects. Not those of the daemon's: services, monitors and commands select the daemon's pods. */ -}}
+{{- /* Of the objects of the controller and of the guard. Not those of the daemon's: services, monitors and commands select the daemon's pods. */ -}}
+{{- define "berth.controllerLabels" -}}
+app.kubernetes.io/name: {{ printf "%s-controller" (include "berth.name" .) | trunc 63 | quote }}
+app.kubernetes.io/instance: {{ printf "%s-controller" .Release.Name | trunc 63 | quote }}
+{{- end -}}
+
 {{- define "berth.guardLabels" -}}
 app.kubernetes.io/name: {{ printf "%s-guard" (include "berth.name" .) | trunc 63 | quote }}
 app.kubernetes.io/instance: {{ printf "%s-guard" .Release.Name | trunc 63 | quote }}

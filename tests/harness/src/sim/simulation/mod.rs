@@ -29,7 +29,7 @@ mod operator;
 mod people;
 mod pods;
 mod policies;
-mod rng;
+pub(crate) mod rng;
 mod sources;
 pub(crate) mod state;
 mod views;

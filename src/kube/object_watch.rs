@@ -6,8 +6,8 @@
 //! `runtime::watcher`) resumes, too, but does not report that it has: until the next change it would be unknown whether
 //! the source is current.
 
-use super::client::{ANSWER_MAX, error_chain};
-use super::settings::Settings;
+use super::connection::Connection;
+use super::request::{ANSWER_MAX, error_chain};
 use super::wait::{Backoff, after_loss, random, retry_at};
 use futures_util::stream::{BoxStream, Stream, StreamExt, unfold};
 use kube::api::{ListParams, WatchEvent, WatchParams};
@@ -22,7 +22,7 @@ use tokio::time::{Instant, timeout};
 const LIST_MAX: Duration = Duration::from_secs(60);
 
 /// One event of the objects.
-pub(super) enum Event<T> {
+pub enum Event<T> {
     /// A list is about to be requested: the first event, and the next one after [`Cause::Expired`].
     Listing,
     /// All objects, as of some moment after [`Self::Listing`].
@@ -38,32 +38,47 @@ pub(super) enum Event<T> {
 /// Why there is no event, or none can be used. The stream goes on after each error, when the caller polls it again.
 #[derive(Debug, thiserror::Error)]
 #[error("{what}")]
-pub(super) struct Error {
+pub struct Error {
     /// What is watched, plural.
-    pub(super) what: &'static str,
+    pub what: &'static str,
+    /// Why.
     #[source]
-    pub(super) cause: Cause,
+    pub cause: Cause,
 }
 
 /// The cause of an [`Error`].
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Cause {
+pub enum Cause {
+    /// The request for the list failed.
     #[error("they cannot be listed")]
     List(#[source] kube::Error),
+    /// No list came in time.
     #[error("listing them took longer than {} s", LIST_MAX.as_secs())]
     ListLate,
+    /// No watch can begin after the list.
     #[error("their list has no resourceVersion, so this may not be an API server")]
     NoVersion,
+    /// The request for the watch failed.
     #[error("they cannot be watched")]
     Watch(#[source] kube::Error),
+    /// No watch was opened in time.
     #[error("opening their watch took longer than {} s", ANSWER_MAX.as_secs())]
     WatchLate,
+    /// The connection failed.
     #[error("their watch was interrupted")]
     Broken(#[source] kube::Error),
+    /// The API server sent an error in the watch.
     #[error("the API server ended their watch: {} ({})", .0.message, .0.code)]
     Ended(Box<Status>),
+    /// The watch ended before its timeout.
     #[error("their watch ended after {after_s} s, and {asked_s} s were requested")]
-    Early { after_s: u64, asked_s: u64 },
+    Early {
+        /// How long it lasted, seconds.
+        after_s: u64,
+        /// Its timeout, seconds.
+        asked_s: u64,
+    },
+    /// The watch delivered not even a bookmark.
     #[error("their watch delivered nothing for {} s", .0.as_secs_f32())]
     Silent(Duration),
     /// The API server no longer has the version at which a watch should begin, as after minutes without a watch.
@@ -71,15 +86,20 @@ pub(super) enum Cause {
     Expired,
     /// There are more objects than the caller supports.
     #[error("the API server lists {found} of them that have not finished; at most {supported} are supported")]
-    TooMany { found: usize, supported: usize },
+    TooMany {
+        /// How many there are.
+        found: usize,
+        /// How many are supported.
+        supported: usize,
+    },
 }
 
 impl Error {
     /// The error for people. `right`: what a 403 lacks; `absent`: what a 404 means.
-    pub(super) fn text(&self, right: &str, absent: &str) -> String {
+    pub fn text(&self, right: &str, absent: &str) -> String {
         let text = error_chain(self);
         match self.cause.code() {
-            403 => format!("{text} (the daemon needs: {right}; see deploy/cluster-role.yaml)"),
+            403 => format!("{text} (it needs: {right}; see deploy/cluster-role.yaml)"),
             404 => format!("{text}: {absent}"),
             _ => text,
         }
@@ -87,24 +107,24 @@ impl Error {
 
     /// When the stream is to be polled again. `longest_after_loss`: the longest wait after an open watch was lost, since an API
     /// server that restarts ends those of all nodes at one moment.
-    pub(super) fn retry_at(
+    pub fn retry_at(
         &self,
-        settings: &Settings,
+        connection: &Connection,
         backoff: &mut Backoff,
         was_open: bool,
         longest_after_loss: Duration,
     ) -> Instant {
         if was_open && !matches!(self.cause, Cause::Expired) && self.cause.code() == 0 {
             let now = Instant::now();
-            return now + settings.retry_after.delay(after_loss(longest_after_loss, random()), now);
+            return now + connection.retry_after.delay(after_loss(longest_after_loss, random()), now);
         }
-        retry_at(settings, backoff, self.cause.code())
+        retry_at(connection, backoff, self.cause.code())
     }
 }
 
 impl Cause {
     /// The code of the error status with which the API server answered; 0 without one.
-    pub(super) fn code(&self) -> u16 {
+    pub fn code(&self) -> u16 {
         match self {
             Self::List(kube::Error::Api(status)) | Self::Watch(kube::Error::Api(status)) => status.code,
             _ => 0,
@@ -134,15 +154,10 @@ struct ObjectWatch<K, T> {
     state: State<K>,
 }
 
-/// Selects the objects whose `spec.nodeName` is this node.
-pub(super) fn of_node(settings: &Settings) -> Option<String> {
-    Some(format!("spec.nodeName={}", settings.node))
-}
-
 /// The events of the objects that the field selector `fields` selects; of all objects of the kind if it is `None`. The stream
 /// never ends. `what` names the objects in errors.
-pub(super) fn events<K, T>(
-    settings: &Settings,
+pub fn events<K, T>(
+    connection: &Connection,
     what: &'static str,
     api: Api<K>,
     fields: Option<String>,
@@ -156,8 +171,8 @@ where
         api,
         convert,
         fields,
-        watch_timeout: settings.watch_timeout,
-        read_timeout: settings.read_timeout,
+        watch_timeout: connection.watch_timeout,
+        read_timeout: connection.read_timeout,
         state: State::Unlisted,
     };
     // `unfold` keeps the future of a request that is under way when the caller stops polling; with a plain method it

@@ -2,7 +2,7 @@
 //! Priority and Fairness: with waits of one length thousands of them would send requests at one moment, and most would
 //! be answered 429. So every wait is drawn at random between two bounds.
 
-use super::settings::Settings;
+use super::connection::Connection;
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,13 +12,13 @@ use tokio::time::Instant;
 pub const BACKOFF_MAX: Duration = Duration::from_secs(30);
 /// The shortest `timeoutSeconds` of a watch: as in client-go's reflectors, 5 to 10 minutes (client-go,
 /// `tools/cache/reflector.go`: `minWatchTimeout`).
-pub(super) const WATCH_MIN: Duration = Duration::from_secs(300);
+const WATCH_MIN: Duration = Duration::from_secs(300);
 /// The longest `timeoutSeconds` of a watch.
-pub(super) const WATCH_MAX: Duration = Duration::from_secs(600);
+const WATCH_MAX: Duration = Duration::from_secs(600);
 /// The mean time between two writes of an unchanged node condition, between two checks of the node's labels, and
 /// between two attempts to watch the node without the right to. Each costs a request, and the API server sends the
 /// write to every watcher of nodes.
-pub(super) const REFRESH_MEAN: Duration = Duration::from_secs(900);
+pub const REFRESH_MEAN: Duration = Duration::from_secs(900);
 /// Upper limit of the wait that a `Retry-After` of the API server, or of a proxy in front of it, causes.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(120);
 
@@ -27,7 +27,7 @@ const RETRY_AFTER_MAX: Duration = Duration::from_secs(120);
 const MISSING_WAIT: Duration = Duration::from_secs(60);
 
 /// A uniformly distributed random number.
-pub(super) fn random() -> u32 {
+pub fn random() -> u32 {
     // Without the kernel's randomness: the middle of every range.
     getrandom::u32().unwrap_or(u32::MAX / 2)
 }
@@ -38,41 +38,41 @@ fn between(from: Duration, to: Duration, random: u32) -> Duration {
 }
 
 /// The `timeoutSeconds` of this daemon's watches.
-pub(super) fn watch(random: u32) -> Duration {
+pub fn watch(random: u32) -> Duration {
     Duration::from_secs(between(WATCH_MIN, WATCH_MAX, random).as_secs())
 }
 
 /// `mean` plus or minus up to a fifth.
-pub(super) fn jittered(mean: Duration, random: u32) -> Duration {
+pub fn jittered(mean: Duration, random: u32) -> Duration {
     between(mean.mul_f64(0.8), mean.mul_f64(1.2), random)
 }
 
 /// The wait after an open watch was lost: from zero to `longest`. An API server that restarts ends all watches at one
 /// moment.
-pub(super) fn after_loss(longest: Duration, random: u32) -> Duration {
+pub fn after_loss(longest: Duration, random: u32) -> Duration {
     between(Duration::ZERO, longest, random)
 }
 
 /// Waits that double up to [`BACKOFF_MAX`], each drawn from its upper half.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Backoff {
+pub struct Backoff {
     first: Duration,
     next: Duration,
 }
 
 impl Backoff {
     /// Begins with `first`.
-    pub(super) fn new(first: Duration) -> Self {
+    pub fn new(first: Duration) -> Self {
         Self { first, next: first }
     }
 
     /// To be called after a success: the next wait is the first one again.
-    pub(super) fn reset(&mut self) {
+    pub fn reset(&mut self) {
         self.next = self.first;
     }
 
     /// How long to wait now.
-    pub(super) fn next(&mut self, random: u32) -> Duration {
+    pub fn next(&mut self, random: u32) -> Duration {
         let wait = self.next;
         self.next = (wait * 2).min(BACKOFF_MAX);
         between(wait / 2, wait, random)
@@ -80,13 +80,13 @@ impl Backoff {
 }
 
 /// When a request that was answered with this code, or with none (0), is sent again.
-pub(super) fn retry_at(settings: &Settings, backoff: &mut Backoff, code: u16) -> Instant {
+pub fn retry_at(connection: &Connection, backoff: &mut Backoff, code: u16) -> Instant {
     let wait = match code {
         403 | 404 => jittered(MISSING_WAIT, random()),
         _ => backoff.next(random()),
     };
     let now = Instant::now();
-    now + settings.retry_after.delay(wait, now)
+    now + connection.retry_after.delay(wait, now)
 }
 
 /// The end of the wait that the API server requested from its clients (`Retry-After`). Shared by all tasks that send
@@ -97,7 +97,7 @@ pub struct RetryAfter(Arc<Mutex<Option<Instant>>>);
 impl RetryAfter {
     /// Records the `Retry-After` of a 429 or 503 with a number of seconds (RFC 9110, 10.2.3; the API server sends no
     /// dates). The later of two moments counts.
-    pub(super) fn record(&self, status: u16, retry_after: Option<&str>, now: Instant) {
+    pub fn record(&self, status: u16, retry_after: Option<&str>, now: Instant) {
         if !matches!(status, 429 | 503) {
             return;
         }
@@ -108,7 +108,7 @@ impl RetryAfter {
     }
 
     /// The time until the recorded `Retry-After` has passed, plus `wait`.
-    pub(super) fn delay(&self, wait: Duration, now: Instant) -> Duration {
+    pub fn delay(&self, wait: Duration, now: Instant) -> Duration {
         let until = *self.0.lock();
         until.map_or(Duration::ZERO, |until| until.saturating_duration_since(now)) + wait
     }

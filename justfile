@@ -101,6 +101,11 @@ e2e *ARGS:
     cargo build --release --locked -p berth -p fake-nvml
     python3 tests/e2e/run.py {{ARGS}}
 
+# 50 simulated nodes at a real API server, and how a bad policy is halted on them; needs root (`--build`, the first time)
+demo-fleet *ARGS:
+    cargo build --profile quick --locked -p berth -p demo
+    python3 tests/fleet/demo.py {{ARGS}}
+
 # Rollouts to simulated nodes at a real API server, which is built from Go modules; needs root
 fleet *ARGS:
     cargo build --release --locked -p berth -p demo

@@ -33,22 +33,25 @@ pub fn definitions() -> [Value; 3] {
     [GpuNode::crd(), SharingPolicy::crd(), GpuMaintenance::crd()].map(|definition| {
         let mut definition = json!(definition);
         tidy(&mut definition);
-        if definition["spec"]["names"]["kind"] == "GPUMaintenance" {
-            let version = &mut definition["spec"]["versions"][0];
-            version["schema"]["openAPIV3Schema"]["properties"]["status"]["default"] = not_seen();
-        }
+        let reader = match definition["spec"]["names"]["kind"].as_str() {
+            Some("GPUMaintenance") => "the daemon of the node",
+            Some("SharingPolicy") => "the controller",
+            _ => return definition,
+        };
+        let version = &mut definition["spec"]["versions"][0];
+        version["schema"]["openAPIV3Schema"]["properties"]["status"]["default"] = not_seen(reader);
         definition
     })
 }
 
-/// The status of a GPUMaintenance that no daemon has seen yet. Without it, tools that follow kstatus would take a new object for one
-/// that is carried out.
-fn not_seen() -> Value {
+/// The status of an object that its reader has not seen yet. Without it, tools that follow kstatus would take a new object for one that
+/// is carried out.
+fn not_seen(reader: &str) -> Value {
     json!({"conditions": [{
         "type": "Reconciling",
         "status": "True",
         "reason": "Pending",
-        "message": "the daemon of the node has not seen the object yet",
+        "message": format!("{reader} has not seen the object yet"),
         "lastTransitionTime": "1970-01-01T00:00:00Z",
     }]})
 }

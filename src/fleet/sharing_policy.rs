@@ -25,7 +25,7 @@ pub const HALTED_MAX: usize = 8;
 pub const PAUSED: &str = "fleet.berth.dev/paused";
 /// The annotation that halts the rollout of the revision that it names and takes it back: `REVISION/ATTEMPT`.
 pub const UNDO: &str = "fleet.berth.dev/undo";
-/// The annotation with the number of the attempt: a revision whose rollout was halted is tried again if it is increased.
+/// The annotation by which a revision whose rollout was halted is tried again, with a higher attempt: `REVISION/ATTEMPT`.
 pub const ATTEMPT: &str = "fleet.berth.dev/attempt";
 /// The annotation that has the tags resolved again when its value changes.
 pub const RESOLVE: &str = "fleet.berth.dev/resolve";
@@ -171,8 +171,8 @@ impl Step {
     }
 }
 
-/// When a rollout is halted: at whichever of the two numbers is reached first. Nodes that go away while they try the revision count
-/// as failed, except the first of them.
+/// When a rollout is halted: at whichever of the two numbers is reached first. Nodes that go away after they were assigned the
+/// revision, before they have settled, count as failed, except the first of them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct HaltAt {

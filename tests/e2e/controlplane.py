@@ -79,7 +79,8 @@ class ControlPlane:
         self._audit = logs / "audit.log"
         self._service_accounts = service_accounts
         binaries = MODULE.build()
-        self._kubectl = binaries / "kubectl"
+        #: kubectl.
+        self.program = binaries / "kubectl"
         #: For clients with all rights: the kubelet, the scheduler, the controller manager, kubectl.
         self.kubeconfig = _FOLDER / "admin.kubeconfig"
         #: For Berth.
@@ -236,7 +237,7 @@ class ControlPlane:
 
     def kubectl(self, *args, seconds: float = 120) -> str:
         """kubectl as an operator would type it, in the namespace of the cases."""
-        command = [self._kubectl, "--kubeconfig", self.kubeconfig, "-n", NAMESPACE, *args]
+        command = [self.program, "--kubeconfig", self.kubeconfig, "-n", NAMESPACE, *args]
         return process.run(command, f"kubectl {' '.join(str(a) for a in args)}", seconds=seconds)
 
     def create(self, manifest: str) -> dict:

@@ -7,7 +7,8 @@ import signal
 import time
 from datetime import datetime, timezone
 
-from cluster import CONTROLLERS, Fleet, steps, timeslice
+from cluster import CONTROLLERS, FOLDER, Fleet, steps, timeslice
+from registry import Registry
 from say import TestError, until
 
 #: A node that fails halts the rollout within this time of being assigned the revision (docs/fleet.md has no number; this is the goal).
@@ -22,6 +23,8 @@ QUIET_SECONDS = 15
 REPORTED_SECONDS = 30
 
 POLICY = "team-share"
+#: On loopback.
+REGISTRY = "localhost:5000"
 
 #: Each rule of SharingPolicy, with a change of the specification that it refuses and words of its message.
 REFUSED = (
@@ -70,6 +73,8 @@ def complete(fleet: Fleet) -> str:
     models = {one["status"]["models"][0] for one in fleet.gpu_nodes() if one["metadata"]["name"] in fleet.assigned(canaries["revision"])}
     if len(models) != 2:
         raise TestError(f"the first nodes have the models {models}")
+    if fleet.health(POLICY) != ["InProgress", "Progressing"]:
+        raise TestError(f"under way, kstatus and Argo CD see {fleet.health(POLICY)}")
     fleet.until_rollout(POLICY, COMPLETE_SECONDS, step=2, phase="Soaking", assigned=-(-fleet.size // 4))
     fleet.until_rollout(POLICY, COMPLETE_SECONDS, phase="Complete", settled=fleet.size)
     took = time.monotonic() - begin
@@ -79,6 +84,10 @@ def complete(fleet: Fleet) -> str:
     size = str(fleet.size)
     if row.split()[:8] != [POLICY, "3", size, size, size, "0", "True", "Settled"]:
         raise TestError(f"kubectl get gsp: {row}")
+    if fleet.health(POLICY) != ["Current", "Healthy"]:
+        raise TestError(f"at the end, kstatus and Argo CD see {fleet.health(POLICY)}")
+    if fleet.has_difference(POLICY):
+        raise TestError("the object differs from what was applied")
     if set(fleet.active().values()) != {canaries["revision"]}:
         raise TestError(f"active are {fleet.active()}")
     return f"nodes={fleet.size} complete_after_s={took:.0f}"
@@ -95,6 +104,8 @@ def halted(fleet: Fleet) -> str:
     message = fleet.until_reason(POLICY, "Halted", REPORTED_SECONDS, "Stalled")
     if "was suspended" not in message:
         raise TestError(f"it says {message}")
+    if fleet.health(POLICY) != ["Failed", "Degraded"]:
+        raise TestError(f"kstatus and Argo CD see {fleet.health(POLICY)}")
     settled_again(fleet, good)
     assigned = {event["objectRef"]["name"] for event in writes(fleet, "gpunodes", since=begin)}
     if len(assigned) > 2:
@@ -118,7 +129,7 @@ def not_assigned_again(fleet: Fleet) -> None:
     quiet(fleet)
     if fleet.assigned(bad):
         raise TestError(f"{fleet.assigned(bad)} were assigned it again")
-    fleet.annotate(POLICY, "attempt=2")
+    fleet.annotate(POLICY, f"attempt={bad}/2")
     fleet.until_rollout(POLICY, REPORTED_SECONDS + HALTED_SECONDS, phase="Halted", revision=bad, attempt=2)
     settled_again(fleet, good)
 
@@ -235,6 +246,37 @@ def paused_and_undone(fleet: Fleet) -> None:
     fleet.annotate(POLICY, "undo-")
 
 
+def tags(fleet: Fleet) -> None:
+    """A tag of a registry is resolved once. When it is moved, nothing happens until it is to be resolved again. While the registry is away,
+    a change waits, and the nodes keep their stack."""
+    server = Registry("fleet", int(REGISTRY.rpartition(":")[2]), secured=False)
+    server.start()
+    try:
+        target, file = f"oci+http://{REGISTRY}/gpu/timeslice:stable", FOLDER / "timeslice-good.wasm"
+        fleet.pack("timeslice", "good")
+        fleet.run("policy", "pack", str(file), target)
+        before = fleet.rollout(POLICY)["revision"]
+        stack = [timeslice(f"{REGISTRY}/gpu/timeslice:stable", 12)]
+        fleet.apply(POLICY, stack, rollout=steps(100))
+        first = fleet.until_rollout(POLICY, COMPLETE_SECONDS, revision_not=before, phase="Complete", settled=fleet.size)["revision"]
+        # A custom section at the end makes it another policy with the same effect.
+        file.write_bytes(file.read_bytes() + b"\x00\x05\x04test")
+        fleet.run("policy", "pack", str(file), target)
+        quiet(fleet)
+        fleet.annotate(POLICY, "resolve=again")
+        fleet.until_rollout(POLICY, COMPLETE_SECONDS, revision_not=first, phase="Complete", settled=fleet.size)
+    finally:
+        server.stop()
+    good = fleet.policy(POLICY)["status"]["good"]["revision"]
+    fleet.apply(POLICY, [timeslice(f"{REGISTRY}/gpu/timeslice:other", 12)], rollout=steps(100))
+    message = fleet.until_reason(POLICY, "Unresolved", REPORTED_SECONDS)
+    if f"{REGISTRY}/gpu/timeslice:other" not in message:
+        raise TestError(f"it says {message}")
+    settled_again(fleet, good)
+    fleet.apply(POLICY, [timeslice(fleet.pack("timeslice", "good"), 8)], rollout=steps(100))
+    fleet.until_rollout(POLICY, COMPLETE_SECONDS, revision_not=good, phase="Complete", settled=fleet.size)
+
+
 def priorities(fleet: Fleet) -> None:
     """The SharingPolicy with the highest priority decides; of two with the same priority the first by name, and the other says so. When one is
     deleted, the other takes its nodes over."""
@@ -308,6 +350,7 @@ CASES = {
     "nothing of a leader that was frozen lands": frozen,
     "a rollout goes on after the API server was away": api_server_away,
     "a rollout is paused, resumed and undone": paused_and_undone,
+    "a tag is resolved once, and the nodes need no registry for what they have": tags,
     "priorities decide, and an overlap is named": priorities,
     "the deletion of a SharingPolicy changes no node": deleted,
 }

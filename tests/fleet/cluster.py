@@ -15,11 +15,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "e2e"))
 sys.dont_write_bytecode = True
 
 import controlplane  # noqa: E402
-import machine  # noqa: E402, F401 - for run.py
+import machine  # noqa: E402
 import places  # noqa: E402
 import process  # noqa: E402
 from pods import NAMESPACE  # noqa: E402
-from say import TestError, until  # noqa: E402
+from say import TestError, note, until  # noqa: E402
 from wasm import trapping  # noqa: E402
 
 REPO = places.REPO
@@ -36,15 +36,18 @@ POOL = {"pool": "sim"}
 
 
 class Fleet:
-    """`programs`: the folder of `berth` and `simulated-nodes`. `more_repositories`: from which controllers and nodes may read, too."""
+    """`programs`: the folder of `berth` and `simulated-nodes`. `repository`: from which controllers and nodes may read, too."""
 
-    def __init__(self, programs: Path, logs: Path, nodes: int, models: int = 2, more_repositories: tuple[str, ...] = ()) -> None:
+    def __init__(self, programs: Path, logs: Path, nodes: int, models: int = 2, repository: str = "") -> None:
         self.berth = programs / "berth"
         self.size = nodes
+        #: Tens of nodes of which the start has been reported.
+        self._shown = 0
         self.cluster = controlplane.ControlPlane(logs, only_api_server=True, controllers=CONTROLLERS)
         args = [programs / "simulated-nodes", "--kubeconfig", self.cluster.kubeconfig, "--nodes", nodes, "--models", models]
-        self.nodes = process.Process("simulated-nodes", [*args, "--layout", LAYOUT], logs / "nodes.log")
-        self._more_repositories = more_repositories
+        self._repositories = [repository] if repository else []
+        args += ["--layout", LAYOUT, *(f"--repository={one}" for one in self._repositories)]
+        self.nodes = process.Process("simulated-nodes", args, logs / "nodes.log")
         self.controllers = {user: self._controller(user, logs) for user in CONTROLLERS}
 
     def start(self, first: str = CONTROLLERS[0]) -> None:
@@ -60,7 +63,8 @@ class Fleet:
         self.cluster.kubectl("wait", "--for=condition=Established", "--timeout=60s", "-f", KINDS)
         LAYOUT.mkdir()
         self.nodes.start()
-        until("all nodes report", 120 + self.size, self._all_report, every=1)
+        # On a busy machine a node takes seconds.
+        until("all nodes report", 120 + 10 * self.size, self._all_report, every=1)
         self.controllers[first].start()
 
     def stop(self) -> None:
@@ -76,6 +80,9 @@ class Fleet:
         self.nodes.check()
         shown = self.gpu_nodes()
         reported = [one for one in shown if one.get("status", {}).get("models")]
+        if len(reported) // 10 > self._shown:
+            self._shown = len(reported) // 10
+            note(f"{len(reported)} of {self.size} nodes report")
         if len(reported) < self.size:
             raise TestError(f"{len(reported)} of {self.size}")
         return True
@@ -85,7 +92,7 @@ class Fleet:
         return process.Process(user, args, logs / f"{user}.log")
 
     def _write_settings(self, user: str) -> None:
-        fleet = {"enabled": True, "repositories": ["registry.example", *self._more_repositories], "layouts": [str(LAYOUT)]}
+        fleet = {"enabled": True, "repositories": ["registry.example", *self._repositories], "layouts": [str(LAYOUT)]}
         settings = {"nodeName": user, "kubeconfig": str(self.cluster.kubeconfig_of(user)), "fleet": fleet}
         (FOLDER / f"{user}.yaml").write_text(json.dumps(settings), encoding="utf-8")
 
@@ -131,6 +138,22 @@ class Fleet:
         """The revision that is active on each node, as its daemon reports."""
         return {one["metadata"]["name"]: one["status"]["stack"].get("active", "") for one in self.gpu_nodes()}
 
+    def health(self, name: str) -> list[str]:
+        """What kstatus (Flux) and Argo CD make of a SharingPolicy."""
+        script = REPO / "deploy" / "gitops" / "health.lua"
+        path = FOLDER / "object.json"
+        path.write_text(json.dumps(self.policy(name)), encoding="utf-8")
+        return process.run(["sh", "-c", f"{health_program()} {script} < {path}"], "the health of a SharingPolicy").split()
+
+    def has_difference(self, name: str) -> bool:
+        """Whether the object differs from the file that was applied last, as GitOps tools compare them."""
+        command = ["diff", "--server-side", "-f", FOLDER / f"{name}.json"]
+        try:
+            self.cluster.kubectl(*command)
+        except TestError:
+            return True
+        return False
+
     def until_rollout(self, name: str, seconds: float, revision_not: str = "", **fields) -> dict:
         """Waits until the rollout shows these fields, and of another revision. Returns it."""
 
@@ -167,6 +190,15 @@ class Fleet:
 
     def annotate(self, name: str, annotation: str) -> None:
         self.cluster.kubectl("annotate", "--overwrite", "gsp", name, f"fleet.berth.dev/{annotation}")
+
+
+def health_program() -> Path:
+    """Built once, with libraries of Flux and Argo CD."""
+    program = places.cache() / "fleet-health"
+    if not program.exists():
+        source = Path(__file__).resolve().parent / "health"
+        process.run([machine.go(), "build", "-C", source, "-o", program, "."], "build tests/fleet/health", seconds=900)
+    return program
 
 
 def timeslice(reference: str, replicas: int) -> dict:

@@ -13,8 +13,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from cases import CASES  # noqa: E402
+from cases import CASES, REGISTRY  # noqa: E402
 from cluster import Fleet, controlplane, machine, places  # noqa: E402
+import registry  # noqa: E402
 from say import Score, TestError, note, problem  # noqa: E402
 
 
@@ -33,7 +34,7 @@ def main() -> int:
         for name in ("berth", "simulated-nodes"):
             if not (args.programs / name).is_file():
                 raise TestError(f"{args.programs / name} is missing: run `cargo build --release -p berth -p demo` first")
-        for module in (controlplane.ETCD, controlplane.MODULE):
+        for module in (controlplane.ETCD, controlplane.MODULE, registry.MODULE, registry.ORAS):
             module.build()
         score = play(args)
     except TestError as reason:
@@ -50,7 +51,7 @@ def main() -> int:
 def play(args: argparse.Namespace) -> Score:
     score, logs = Score(), places.cache() / "logs" / time.strftime("fleet-%Y%m%d-%H%M%S")
     logs.mkdir(parents=True)
-    fleet = Fleet(args.programs, logs, args.nodes)
+    fleet = Fleet(args.programs, logs, args.nodes, repository=f"http://{REGISTRY}/gpu")
     try:
         begin = time.monotonic()
         fleet.start()

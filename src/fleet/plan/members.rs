@@ -28,9 +28,9 @@ pub(super) struct Member {
 /// How far a node is with the revision that it was assigned.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Progress {
-    /// It works on it; `begun` if its daemon has said so.
+    /// It works on it; `tries` if it was not away when it was assigned, or its daemon has begun with it.
     Working {
-        begun: bool,
+        tries: bool,
     },
     Settled,
     Failed(String),
@@ -48,21 +48,29 @@ pub(super) struct Owners {
 }
 
 impl Member {
-    fn new(object: &GpuNode, node: &NodeFacts, seen: &Seen, now: Duration) -> Self {
+    fn new(object: &GpuNode, node: &NodeFacts, seen: &mut Seen, now: Duration) -> Self {
         let status = object.status.as_ref();
         let stack = status.and_then(|status| status.stack.as_ref());
         let assigned = object.spec.stack.as_ref().map(Key::of);
         let is_overridden = stack.is_some_and(|stack| stack.phase == Some(StackPhase::LocalOverride));
         let is_silent = seen.heartbeat.is_none() || now.saturating_sub(seen.heartbeat_at) > HEARTBEAT_MAX;
+        let is_away = !node.is_ready || is_overridden || is_silent;
+        seen.was_present |= !is_away;
+        let progress = match &assigned {
+            Some(assigned) => progress(object, assigned, seen, now),
+            None => Progress::Working { tries: false },
+        };
+        // One that went away while it tried the revision must come back in time.
+        if is_away && progress != (Progress::Working { tries: true }) {
+            seen.assigned_at = now;
+        }
         Self {
             name: object.metadata.name.clone().unwrap_or_default(),
             uid: object.metadata.uid.clone().unwrap_or_default(),
             model: status.and_then(|status| status.models.clone()).unwrap_or_default().join(", "),
-            is_away: !node.is_ready || is_overridden || is_silent,
-            progress: assigned
-                .as_ref()
-                .map_or(Progress::Working { begun: false }, |assigned| progress(object, assigned, seen, now)),
+            is_away,
             assigned,
+            progress,
         }
     }
 
@@ -104,7 +112,8 @@ fn progress(object: &GpuNode, assigned: &Key, seen: &Seen, now: Duration) -> Pro
         return Progress::Failed(format!("it has not settled within {} s{why}", most.as_secs()));
     }
     let begun = is_current && matches!(stack.phase, Some(StackPhase::Gating | StackPhase::Soaking));
-    Progress::Working { begun }
+    let is_overridden = stack.phase == Some(StackPhase::LocalOverride);
+    Progress::Working { tries: (begun || seen.was_present) && !is_overridden }
 }
 
 /// The nodes of each policy. A node without a GPUNode has no daemon, and a GPUNode of a deleted Node is about to be collected.
@@ -134,10 +143,6 @@ pub(super) fn owners(view: &View, memory: &mut Memory, now: Duration) -> Owners 
             continue;
         };
         let member = Member::new(object, node, seen, now);
-        // One that went away while it tried the revision must come back in time.
-        if member.is_away && member.progress != (Progress::Working { begun: true }) {
-            seen.assigned_at = now;
-        }
         owners.members.entry((*policy).clone()).or_default().push(member);
     }
     owners

@@ -60,8 +60,10 @@ struct Seen {
     heartbeat: Option<Time>,
     heartbeat_at: Duration,
     assigned: Option<Key>,
-    /// When `assigned` was seen first, or the node was away last before it began with that.
+    /// When `assigned` was seen first, or the node was away last before it tried that.
     assigned_at: Duration,
+    /// Whether the node was not away at some time since then.
+    was_present: bool,
 }
 
 /// A revision of the stack that a SharingPolicy names, and its attempt.
@@ -153,7 +155,7 @@ impl Memory {
             }
             let assigned = object.spec.stack.as_ref().map(Key::of);
             if one.assigned != assigned {
-                (one.assigned, one.assigned_at) = (assigned, now);
+                (one.assigned, one.assigned_at, one.was_present) = (assigned, now, false);
             }
             seen.insert(uid.clone(), one);
         }

@@ -52,7 +52,7 @@ impl Counts {
                     counts.failed += 1;
                     counts.failure.get_or_insert_with(|| format!("{}: {why}", member.name));
                 }
-                Some(Progress::Working { begun }) if member.is_away => counts.lost += usize::from(*begun),
+                Some(Progress::Working { tries }) if member.is_away => counts.lost += usize::from(*tries),
                 Some(Progress::Working { .. }) => counts.working += 1,
                 Some(Progress::Settled) if !member.is_away => counts.settled += 1,
                 _ => {}
@@ -98,7 +98,7 @@ impl Rollout<'_> {
             (None, Some(resolved)) => self.roll_out(resolved, &before, &mut status, &mut assignments),
         };
         let outcome = match self.overlapped_by {
-            Some(other) if self.invalid.is_none() => Outcome::Stalled(
+            Some(other) if !matches!(outcome, Outcome::Stalled(..)) => Outcome::Stalled(
                 "Overlapped",
                 format!(
                     "SharingPolicy {other} has the same priority and decides the stack of nodes that both match: set different \
@@ -137,11 +137,13 @@ impl Rollout<'_> {
 
     /// The attempt of a revision. It never goes back, also if the annotation is removed.
     fn attempt(&self, revision: &str, before: &SharingPolicyStatus) -> u32 {
-        let asked = self.annotation(ATTEMPT).and_then(|text| text.parse().ok()).unwrap_or(1);
+        let asked = self
+            .annotation(ATTEMPT)
+            .and_then(|text| text.strip_prefix(revision)?.strip_prefix('/')?.parse().ok());
         let rollout = before.rollout.iter().map(|one| (&one.revision, one.attempt));
         let good = before.good.iter().map(|one| (&one.revision, one.attempt));
         let known = rollout.chain(good).filter(|(known, _)| *known == revision).map(|(_, attempt)| attempt);
-        known.chain([asked, 1]).max().unwrap_or(1)
+        known.chain(asked).max().unwrap_or(1)
     }
 
     fn key(&self, revision: &str, attempt: u32) -> Key {
@@ -169,8 +171,12 @@ impl Rollout<'_> {
         };
         let mut rollout = RolloutStatus { ..stored.clone().unwrap_or(first) };
         let steps = self.policy.spec.steps();
-        // The specification may have fewer steps by now.
-        rollout.step = rollout.step.clamp(1, u32::try_from(steps.len()).unwrap_or(u32::MAX));
+        // The specification may have fewer steps by now, or more.
+        let last = u32::try_from(steps.len()).unwrap_or(u32::MAX);
+        rollout.step = match rollout.phase {
+            RolloutPhase::Complete => last,
+            _ => rollout.step.clamp(1, last),
+        };
         let step = &steps[rollout.step as usize - 1];
         let is_paused = self.annotation(PAUSED) == Some("true");
         let nodes = self.step_nodes(step, &key);

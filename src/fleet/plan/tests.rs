@@ -217,7 +217,10 @@ fn a_failed_node_halts_the_rollout_and_all_return_to_the_revision_before() {
     fleet.apply("team", 2, &canaries());
     assert_eq!(fleet.steps(), Vec::<String>::new());
     assert!(fleet.is("Stalled", "Halted"));
-    fleet.annotate(ATTEMPT, "2");
+    let revision = fleet.status().rollout.clone().unwrap().revision;
+    fleet.annotate(ATTEMPT, "000000000000/2");
+    assert_eq!(fleet.steps(), Vec::<String>::new(), "another revision is meant");
+    fleet.annotate(ATTEMPT, &format!("{revision}/2"));
     assert_eq!(fleet.steps().len(), 1);
     assert!(fleet.is("Reconciling", "Soaking"));
 }
@@ -338,6 +341,31 @@ fn a_paused_rollout_tells_nothing_and_an_undone_one_is_halted() {
     fleet.annotate(UNDO, &format!("{revision}/1"));
     assert_eq!(fleet.steps().len(), 1);
     assert!(fleet.is("Stalled", "Halted"));
+}
+
+#[test]
+fn what_a_daemon_has_reported_of_an_earlier_attempt_does_not_count() {
+    let mut fleet = Fleet::new(&["a"; 4], &canaries());
+    fleet.complete();
+    let revision = fleet.revision_of("n00");
+    fleet.annotate(ATTEMPT, &format!("{revision}/2"));
+    assert_eq!(fleet.steps().len(), 1);
+    assert_eq!(fleet.steps(), Vec::<String>::new(), "it has not settled again");
+    fleet.complete();
+    assert_eq!(fleet.status().good.as_ref().unwrap().attempt, 2);
+}
+
+#[test]
+fn more_steps_do_not_keep_a_complete_rollout_from_new_nodes() {
+    let mut fleet = Fleet::new(&["a"; 4], &json!({"steps": [{"percent": 100}]}));
+    fleet.complete();
+    fleet.apply("team", 1, &canaries());
+    for name in ["n90", "n91"] {
+        fleet.add(name, "a");
+    }
+    assert_eq!(fleet.steps(), ["n90", "n91"]);
+    fleet.complete();
+    assert!(fleet.is("Ready", "Settled"));
 }
 
 #[test]

@@ -121,7 +121,7 @@ fn rollouts_are_paused_undone_and_retried_by_annotations() {
         (["rollout", "pause", "team"], Some("fleet.berth.dev/paused=true")),
         (["rollout", "resume", "team"], Some("fleet.berth.dev/paused-")),
         (["rollout", "undo", "team"], Some("fleet.berth.dev/undo=3f9c01ab77de/2")),
-        (["rollout", "retry", "halted"], Some("fleet.berth.dev/attempt=3")),
+        (["rollout", "retry", "halted"], Some("fleet.berth.dev/attempt=3f9c01ab77de/3")),
         (["rollout", "retry", "team"], None),
         (["rollout", "undo", "halted"], None),
         (["rollout", "undo", "done"], None),

@@ -59,6 +59,9 @@ struct Args {
     /// A folder with an OCI image layout, from which the nodes read the policies of registry.example
     #[arg(long, value_name = "FOLDER")]
     layout: Option<PathBuf>,
+    /// A repository from which the nodes may pull policies, too; may be repeated
+    #[arg(long, value_name = "REPOSITORY")]
+    repository: Vec<String>,
     /// The time between two pods of a node, milliseconds; 0 for no pods
     #[arg(long, default_value_t = 1_000)]
     pod_every_ms: u64,
@@ -166,7 +169,8 @@ async fn start(args: &Args, name: &str, model: &str) -> anyhow::Result<Simulated
     let kubelet = Kubelet::started(folder.path().join("kubelet")).await.context("the stand-in kubelet")?;
     let mut fleet = json!({"enabled": true});
     if let Some(layout) = &args.layout {
-        fleet["repositories"] = json!(["registry.example"]);
+        let own = args.repository.iter().map(String::as_str);
+        fleet["repositories"] = own.chain(["registry.example"]).collect();
         fleet["layouts"] = json!([layout]);
     }
     let config = Config::merge(

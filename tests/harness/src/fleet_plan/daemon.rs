@@ -39,6 +39,11 @@ impl Behaviour {
         Self::KillsNode,
     ];
 
+    /// Whether it settles on no node.
+    pub(super) fn fails_everywhere(self) -> bool {
+        matches!(self, Self::Traps | Self::Refused | Self::Unavailable | Self::KillsNode)
+    }
+
     pub(super) fn text(self) -> String {
         format!("{self:?}")
     }

@@ -3,11 +3,11 @@
 use super::Outcome;
 use super::daemon::{Behaviour, Daemon};
 use crate::sim::simulation::rng::Rng;
-use berth_fleet::gpu_node::{GpuNode, GpuNodeSpec};
+use berth_fleet::gpu_node::{EntrySpec, GpuNode, GpuNodeSpec};
 use berth_fleet::plan::{Assignment, Key, Memory, NodeFacts, Now, Resolution, View, plan};
 use berth_fleet::revision::entries;
 use berth_fleet::sharing_policy::{
-    ATTEMPT, HaltAt, OnHalt, PAUSED, RolloutPhase, RolloutSpec, SharingPolicy, SharingPolicySpec,
+    ATTEMPT, HALTED_MAX, HaltAt, OnHalt, PAUSED, RolloutPhase, RolloutSpec, SharingPolicy, SharingPolicySpec,
     SharingPolicyStatus, StackEntry, Step, UNDO,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, OwnerReference, Time};
@@ -24,6 +24,9 @@ const EVENTFUL_STEPS: u32 = 400;
 const QUIET_STEPS: u32 = 2_400;
 /// Steps for which what has ended must stay so.
 const STABLE_STEPS: u32 = 60;
+/// Most nodes that a revision may reach which settles nowhere: two of each of three models, and others in place of those that went
+/// away before they began with it.
+const REACHED_MAX: usize = 20;
 /// A node that dies is back after so many seconds.
 const NODE_START_SECONDS: u64 = 120;
 /// A lease that its holder does not renew can be taken after so many seconds.
@@ -53,8 +56,14 @@ pub(super) struct World {
     lease_free_at: u64,
     /// Nodes that were away, by the state of the API server, after they were assigned what they have.
     were_away: BTreeSet<String>,
-    /// What was ever halted, by the UID of the SharingPolicy.
-    halted: BTreeSet<(String, Key)>,
+    /// The nodes that were assigned a revision which settles nowhere, by the UID of the SharingPolicy.
+    reached: BTreeMap<(Option<String>, Key), BTreeSet<String>>,
+    /// The last revisions that were halted, by the UID of the SharingPolicy.
+    halted: BTreeMap<String, Vec<Key>>,
+    /// When each node was assigned what it has.
+    assigned_at: BTreeMap<String, u64>,
+    /// The rollout of each SharingPolicy, and when it began.
+    began: BTreeMap<String, (Key, u64)>,
     is_quiet: bool,
     pub(super) outcome: Outcome,
 }
@@ -72,7 +81,10 @@ impl World {
             controller: None,
             lease_free_at: 0,
             were_away: BTreeSet::new(),
-            halted: BTreeSet::new(),
+            reached: BTreeMap::new(),
+            halted: BTreeMap::new(),
+            assigned_at: BTreeMap::new(),
+            began: BTreeMap::new(),
             is_quiet: false,
             outcome: Outcome::default(),
         };
@@ -314,7 +326,8 @@ impl World {
                 "undone"
             }
             _ => {
-                annotations.insert(ATTEMPT.to_owned(), (rollout.attempt + 1).to_string());
+                let next = format!("{}/{}", rollout.revision, rollout.attempt + 1);
+                annotations.insert(ATTEMPT.to_owned(), next);
                 "tried again"
             }
         };
@@ -383,7 +396,7 @@ impl World {
             }
         }
         for (name, status) in plan.statuses {
-            self.write_status(&name, status);
+            self.write_status(&name, status)?;
             if self.dies_between() {
                 return Ok(());
             }
@@ -421,13 +434,13 @@ impl World {
     }
 
     /// Server-side apply with the version that the controller has read: another one is a conflict.
-    fn write_status(&mut self, name: &str, status: SharingPolicyStatus) {
+    fn write_status(&mut self, name: &str, status: SharingPolicyStatus) -> Result<(), String> {
         let version = self.id();
-        let Some(controller) = &mut self.controller else { return };
-        let Some(object) = self.api.policies.get_mut(name) else { return };
-        let Some(read) = controller.view.policies.get(name) else { return };
+        let Some(controller) = &mut self.controller else { return Ok(()) };
+        let Some(object) = self.api.policies.get_mut(name) else { return Ok(()) };
+        let Some(read) = controller.view.policies.get(name) else { return Ok(()) };
         if read.metadata.resource_version != object.metadata.resource_version {
-            return;
+            return Ok(());
         }
         let phase = |status: &Option<SharingPolicyStatus>| {
             let rollout = status.as_ref().and_then(|status| status.rollout.as_ref());
@@ -439,8 +452,19 @@ impl World {
         let after = phase(&object.status);
         for one in object.status.iter().flat_map(|status| status.halted.iter().flatten()) {
             let key = Key { policy: name.to_owned(), revision: one.revision.clone(), attempt: one.attempt };
-            let uid = object.metadata.uid.clone().unwrap_or_default();
-            self.outcome.halted += u64::from(self.halted.insert((uid, key)));
+            let halted = self.halted.entry(object.metadata.uid.clone().unwrap_or_default()).or_default();
+            if !halted.contains(&key) {
+                halted.push(key);
+                let excess = halted.len().saturating_sub(HALTED_MAX);
+                halted.drain(..excess);
+                self.outcome.halted += 1;
+            }
+        }
+        if let Some((_, _, revision, attempt)) = &after {
+            let key = Key { policy: name.to_owned(), revision: revision.clone(), attempt: *attempt };
+            if self.began.get(name).is_none_or(|(known, _)| *known != key) {
+                self.began.insert(name.to_owned(), (key, self.now));
+            }
         }
         if before != after {
             let is_complete = after.as_ref().is_some_and(|after| after.0 == RolloutPhase::Complete);
@@ -450,6 +474,16 @@ impl World {
             }
         }
         controller.view.policies.insert(name.to_owned(), object.clone());
+        let status = object.status.clone().unwrap_or_default();
+        let step = status.rollout.as_ref().map_or(0, |rollout| rollout.step);
+        let fails = status.resolved.is_some_and(|resolved| {
+            let same = status.rollout.is_some_and(|rollout| rollout.revision == resolved.revision);
+            same && behaviour(&resolved.entries).fails_everywhere()
+        });
+        if fails && step > 1 {
+            return Err(format!("{name}: a revision that settles nowhere has reached step {step}"));
+        }
+        Ok(())
     }
 
     fn write_stack(&mut self, assignment: Assignment) -> Result<(), String> {
@@ -465,6 +499,7 @@ impl World {
             return Ok(());
         }
         let key = Key::of(&assignment.stack);
+        let behaviour = behaviour(&assignment.stack.entries);
         let is_new = object.spec.stack.as_ref().map(Key::of) != Some(key.clone());
         object.spec.stack = Some(assignment.stack);
         object.metadata.generation = object.metadata.generation.map(|generation| generation + 1);
@@ -474,9 +509,19 @@ impl World {
             return Err(format!("{} was assigned the same again", assignment.node));
         }
         self.outcome.assignments += 1;
+        self.assigned_at.insert(assignment.node.clone(), self.now);
         self.were_away.remove(&assignment.node);
         if self.is_printed {
             println!("{:6} {} is assigned {key:?}", self.now, assignment.node);
+        }
+        if behaviour.fails_everywhere() {
+            let uid = object.metadata.uid.clone().unwrap_or_default();
+            let policy = self.api.policies.get(&key.policy).and_then(|policy| policy.metadata.uid.clone());
+            let reached = self.reached.entry((policy, key.clone())).or_default();
+            reached.insert(uid);
+            if reached.len() > REACHED_MAX {
+                return Err(format!("{key:?} settles nowhere and has reached {} nodes", reached.len()));
+            }
         }
         self.check_assigned(&assignment.node, &key)
     }
@@ -503,7 +548,7 @@ impl World {
             return Err(format!("{node} was assigned {key:?}, and the status has {rollout:?}"));
         }
         let uid = policy.metadata.uid.clone().unwrap_or_default();
-        if self.halted.contains(&(uid, key.clone())) {
+        if self.halted.get(&uid).is_some_and(|halted| halted.contains(key)) {
             return Err(format!("{node} was assigned {key:?}, which was halted"));
         }
         if known.and_then(|known| known.metadata.generation) != policy.metadata.generation {
@@ -514,7 +559,10 @@ impl World {
             let object = &self.api.gpu_nodes[*name];
             let is_assigned = object.spec.stack.as_ref().map(Key::of).as_ref() == Some(key);
             let is_member = read.is_some_and(|view| is_owned(view, &key.policy, object));
-            is_assigned && is_member && !self.were_away.contains(*name)
+            // What an earlier rollout of the same revision has left does not count.
+            let began = self.began.get(&key.policy).map_or(0, |(_, began)| *began);
+            let is_new = self.assigned_at.get(*name).is_some_and(|at| *at >= began);
+            is_assigned && is_member && is_new && !self.were_away.contains(*name)
         };
         let assigned: Vec<&String> = self.api.gpu_nodes.keys().filter(is_counted).collect();
         if let Some(per_model) = step.nodes_per_model {
@@ -570,7 +618,12 @@ impl World {
                     if good.as_ref() != Some(&key) {
                         return Some(format!("{name} is complete, and {good:?} is good"));
                     }
-                    if let Some((object, other)) = assigned.iter().find(|(_, other)| *other != key) {
+                    // While too many nodes have failed, those that have joined since are not assigned it.
+                    let mut conditions = status.conditions.iter().flatten();
+                    let has_failed = conditions.any(|one| one.reason == "NodesFailed");
+                    if let Some((object, other)) = assigned.iter().find(|(_, other)| *other != key)
+                        && !has_failed
+                    {
                         return Some(format!(
                             "{name} is complete, and {:?} has {other:?}",
                             object.metadata.name
@@ -623,6 +676,11 @@ fn deliver<T: Clone + PartialEq>(from: &BTreeMap<String, T>, to: &mut BTreeMap<S
             None => to.remove(&name),
         };
     }
+}
+
+fn behaviour(entries: &[EntrySpec]) -> Behaviour {
+    let parameters = entries.first().and_then(|entry| entry.parameters.clone());
+    Behaviour::parse(&parameters.unwrap_or_default())
 }
 
 /// Nothing is in a registry here.

@@ -89,7 +89,7 @@ fn describe(allowed: &[String]) -> String {
         allowed => format!("has only {}", allowed.join(", ")),
     };
     format!(
-        "`fleet.repositories` in the configuration file of the daemon {has}; add the repository there and restart the daemon"
+        "`fleet.repositories` in the configuration file {has}; add the repository there and restart Berth"
     )
 }
 

@@ -70,7 +70,10 @@ def show(fleet: Fleet, is_once: bool) -> None:
     begin = time.monotonic()
     follow(fleet, ("Halted",))
     good = fleet.policy(POLICY)["status"]["good"]["revision"]
-    while set(fleet.active().values()) != {good}:
+    end = time.monotonic() + _ROLLOUT_SECONDS
+    while set(fleet.active().values()) != {good} or "still to be" in fleet.reason(POLICY, "Stalled")[2]:
+        if time.monotonic() > end:
+            raise TestError(f"not all nodes have revision {good} again: {fleet.active()}")
         time.sleep(0.5)
     say(f"Halted, and all nodes have revision {good} again, {time.monotonic() - begin:.0f} s after the change:")
     print(fleet.cluster.kubectl("get", "gsp"))
